@@ -47,8 +47,8 @@ EXTRAS_REQUIRE = {
     ],
     # the page that shows a model's attention, here and as a Space
     "app": [
+        "jinja2>=3.1",  # the picture of attention
         "gradio>=6.20,<7",
-        "matplotlib>=3.9",  # heat maps
         "pillow>=11.0",  # images
     ],
 }
@@ -127,7 +127,7 @@ setup(
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md", "papers.bib"],
-        "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
+        "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.html", "*.js"],
         "reluformers.export": ["site/*"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],

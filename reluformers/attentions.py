@@ -97,24 +97,15 @@ def register_attention(
         ValueError: the name is taken by transformers or means something to it, a field is not valid, or the attention
             has parameters, which a name cannot hold: see `exchange_attention`.
     """
-    known = {key for key, found in AttentionInterface._global_mapping.items() if not _is_ours(found)}
-    if (
-        not isinstance(name, str)
-        or not name
-        or name in known | {"eager", IMPLEMENTATION}
-        or any(part in name for part in _NAMES_OF_OTHERS)
-    ):
+    known = {"", "eager", IMPLEMENTATION, *(key for key in AttentionInterface._global_mapping if not is_ours(key))}
+    if name in known or any(part in name for part in _NAMES_OF_OTHERS):
         raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
     activation = None
-    if callable(attention) and not isinstance(attention, AttentionConfig):
-        if "activation" in fields:
-            raise ValueError(f"activation is {fields['activation']!r}, but the function that is given stands for it")
-        attention, activation = {"activation": "identity"}, attention
-    elif fields:
-        if not isinstance(attention, str | dict):
-            raise ValueError(f"attention is {attention!r}, but must be a preset's name or a dict beside other fields")
-        attention = {"preset": attention} if isinstance(attention, str) else attention
-    config = AttentionConfig.parse({**attention, **fields} if fields else attention)
+    if callable(attention):
+        attention, fields, activation = {}, {**fields, "activation": "identity"}, attention
+    if fields:
+        attention = {**({"preset": attention} if isinstance(attention, str) else attention), **fields}
+    config = AttentionConfig.parse(attention)
     learned = [field for field in _LEARNED if getattr(config, field)]
     learned += [field for field in ("query_key_norm", "output_norm") if getattr(config, field) != "none"]
     if learned:
@@ -122,14 +113,15 @@ def register_attention(
     register(name, InterfaceAttention(config, activation))
 
 
-def _is_ours(function: Any) -> bool:
-    return isinstance(function, InterfaceAttention)
-
-
 def _ours(name: Any) -> InterfaceAttention | None:
     """The attention of ours behind a name, or None."""
     found = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
-    return found if _is_ours(found) else None
+    return found if isinstance(found, InterfaceAttention) else None
+
+
+def is_ours(name: Any) -> bool:
+    """Whether an attention of this library has this name."""
+    return _ours(name) is not None
 
 
 def check_attention(model_class: type, config: PreTrainedConfig, attention: AttentionConfig, name: str) -> None:
@@ -191,9 +183,7 @@ class SoftmaxWatch(TorchFunctionMode):
     def note(self, owner: str) -> None:
         """Judge a class of modules that computes softmax by its own code."""
         if kept_by(owner) is None:
-            raise ValueError(
-                f"{owner} computes softmax by its own code, beside the attention that the model was given"
-            )
+            raise ValueError(f"{owner} computes softmax by its own code, beside the attention of the model")
 
 
 def watch_first_forward(model: PreTrainedModel) -> None:
@@ -218,11 +208,6 @@ def _end(watch: SoftmaxWatch, model: PreTrainedModel, arguments: tuple, output: 
         watch.hook.remove()
         for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _begin]:
             model._forward_pre_hooks.pop(key, None)
-
-
-def is_ours(name: Any) -> bool:
-    """Whether an attention of this library has this name."""
-    return _ours(name) is not None
 
 
 def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
@@ -319,7 +304,7 @@ def flatten_inputs(model: nn.Module) -> nn.Module:
     """
     part = model[0]
     name = part.model.config._attn_implementation
-    if not isinstance(AttentionInterface().get(name), InterfaceAttention):
+    if not is_ours(name):
         raise ValueError(f"the attention of the model is {name!r}, but must be one of this library to flatten inputs")
     options = {"return_position_ids": True, "return_flash_attn_kwargs": True, "return_seq_idx": True}
     part.data_collator = DataCollatorWithFlattening(**options)

@@ -2,29 +2,23 @@
 
 import codecs
 import errno
-import importlib.util
 import json
 import os
-import re
 import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import requires
 
-FAULTS = (ValueError, ArithmeticError, OSError, RuntimeError)  # of data, settings and the machine
+FAULTS = (ValueError, ArithmeticError, OSError, RuntimeError, ImportError)  # of data, settings and the machine
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
 
 # Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
-_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
-_OVER_QUOTA = "Disk quota exceeded"
-# packages that are imported under another name than they are installed by
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "comet": "unbabel-comet"}
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", ". unexpected pos ")
 
 
 class DivergenceError(ValueError):
@@ -53,8 +47,8 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after one of `FAULTS`, a package that is not installed, or a full disk; 130 after Ctrl-C,
-            143 after SIGTERM; 141, without a line, where the reader of the output has gone, as `head` does.
+        SystemExit: Code 2 after one of `FAULTS` or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a
+            line, where the reader of the output has gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         sys.stdout.reconfigure(errors="reluformers.escape")
@@ -75,16 +69,12 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(EXIT_UNREAD)
-        # one that was raised by hand says what to install; the import system's own has a name
-        says_package = type(error) is ImportError and error.name is None
         hub = sys.modules.get("huggingface_hub.errors")  # whose HTTP client has errors of its own, as for no network
-        is_said = isinstance(error, (*FAULTS, *((hub.HTTPError,) if hub else ())))
-        missing = _missing_package(error)
-        if (not is_said and not says_package and not missing and not is_disk_full(error)) or traceback:
+        is_said = isinstance(error, (*FAULTS, *((hub.HTTPError,) if hub else ()))) or is_disk_full(error)
+        if traceback or not is_said:
             raise
-        message = missing or describe_error(error)
         # a name may hold what a terminal obeys
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in describe_error(error))
         sys.stderr.write(f"error: {shown}\n")
         sys.exit(EXIT_ERROR)
 
@@ -102,7 +92,8 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     path = getattr(error, "filename", None)
     if is_disk_full(error):
         place = f" while writing {path}" if path else ""
-        what = "the disk quota is used up" if _is_over_quota(error) else "no space left on the disk"
+        is_quota = getattr(error, "errno", None) == errno.EDQUOT or "quota" in str(error)
+        what = "the disk quota is used up" if is_quota else "no space left on the disk"
         return f"{what}{place}; free some space, then run the same command again"
     if isinstance(error, OSError) and error.strerror and path:
         return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
@@ -112,21 +103,10 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     return " ".join(message.split()) or type(error).__name__
 
 
-def _missing_package(error: Exception) -> str | None:
-    """What to install, if an import found no such package; a module that a package lacks is a fault of ours."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if not name or importlib.util.find_spec(name):
-        return None
-    package = _DISTRIBUTIONS.get(name, name)
-    extra = re.search(rf'^{package}\b.*\bextra == "(\w+)"', "\n".join(requires("reluformers") or ()), re.MULTILINE)
-    installed = f"install reluformers with its extra {extra[1]!r}, or" if extra else "run"
-    return f"this needs the package {package}: {installed} `pip install {package}`"
-
-
 def is_disk_full(error: BaseException) -> bool:
     """Whether an exception says that nothing more can be written, for want of space or quota."""
-    is_full = getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in _DISK_FULL)
-    return is_full or _is_over_quota(error)
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    return is_full or any(words in str(error) for words in _DISK_FULL)
 
 
 @contextmanager
@@ -168,7 +148,3 @@ def _nobody_reads() -> bool:
     # the interpreter flushes once more when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return True
-
-
-def _is_over_quota(error: BaseException) -> bool:
-    return getattr(error, "errno", None) == errno.EDQUOT or _OVER_QUOTA in str(error)

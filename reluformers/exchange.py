@@ -20,7 +20,6 @@ from transformers import initialization as init
 
 from .attentions import check_attention, is_ours, watch_first_forward
 from .configuration.configuration_attention import AttentionConfig
-from .families import FAMILIES
 from .modeling.attention_interface import InterfaceAttention
 from .modeling.modeling_exchanged import (
     IMPLEMENTATION,
@@ -62,37 +61,19 @@ def exchange_attention(
         raise ValueError("the attention of this model is exchanged already: call restore_attention first")
     if not isinstance(model, PreTrainedModel) or getattr(transformers, type(model).__name__, None) is not type(model):
         raise ValueError(f"the model is a {type(model).__name__}, but must be of a class of transformers itself")
-    if type(model.config) in FAMILIES:
-        raise ValueError(f"{type(model).__name__} is of this library: give its configuration another attention")
     config = AttentionConfig.parse(attention)
     name = f"the attention {config.preset_name or 'given'}"
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             check_attention(type(part), part.config, config, name)
     InterfaceAttention(config)  # raises what it cannot compute before anything is changed
-    modules = {name: model.get_submodule(name) for name in _sites(model)}
-    patterns = ["*"] if sites is None else list(sites)
-    if isinstance(sites, str) or not patterns:
-        raise ValueError(f"sites is {sites!r}, but must be a list of patterns, or None for all modules")
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in modules):
-            raise ValueError(
-                f"sites has {pattern!r}, which fits no attention module, such as {next(iter(modules), '-')}"
-            )
-    chosen = {name: part for name, part in modules.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    for name, part in chosen.items():
-        if config.exclusive_output and not getattr(part, "is_causal", False):
-            raise ValueError(f"{name} is not causal, as exclusive_output needs it: give the sites of a decoder")
+    chosen = _chosen(model, ["*"] if sites is None else list(sites), config)
     configs = _configs_of(model)
-    if sites is not None and any(is_ours(part._attn_implementation) for part in configs):
-        raise ValueError(
-            "the model has an attention by name, which other modules would lose: set 'sdpa' before, or no sites"
-        )
-    model.config.exchanged = {
-        "attention": config.to_dict(),
-        "modules": {name: _sizes(name, module) for name, module in chosen.items()},
-    }
     before = [part._attn_implementation for part in configs]
+    if sites is not None and any(map(is_ours, before)):
+        raise ValueError("the model has an attention by name, which other modules would lose: set 'sdpa', or no sites")
+    modules = {name: _sizes(name, module) for name, module in chosen.items()}
+    model.config.exchanged = {"attention": config.to_dict(), "modules": modules}
     places = [_place_of(module) for module in chosen.values()]
     try:
         attach(model)
@@ -160,14 +141,10 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """
     folder = Path(folder)
     saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    if saved["base_class"] != type(model).__name__:
-        raise ValueError(f"{folder} belongs to a {saved['base_class']}, but the model is a {type(model).__name__}")
-    sites = saved.get("sites", list(saved["modules"]))
-    if sites != _sites(model):
-        raise ValueError(
-            f"{folder} belongs to a model of {len(sites)} attention modules, but this one has {len(_sites(model))} or "
-            "others"
-        )
+    sites, own = saved.get("sites", list(saved["modules"])), _sites(model)
+    if (saved["base_class"], sites) != (type(model).__name__, own):
+        described = f"{saved['base_class']} of {len(sites)} attention modules"
+        raise ValueError(f"{folder} belongs to a {described}, but this is a {type(model).__name__} of {len(own)}")
     weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
     own = {name: part for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
@@ -183,6 +160,22 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
 def _sites(model: PreTrainedModel) -> list[str]:
     """Names of all modules whose attention can be exchanged."""
     return [name for name, module in model.named_modules() if calls_interface(type(module))]
+
+
+def _chosen(model: PreTrainedModel, patterns: list[str], config: AttentionConfig) -> dict[str, nn.Module]:
+    """The attention modules whose names fit one of the patterns, each of which must fit one."""
+    sites = _sites(model)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in sites):
+            raise ValueError(
+                f"sites has {pattern!r}, which fits no attention module, such as {next(iter(sites), '-')}"
+            )
+    chosen = [name for name in sites if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    modules = {name: model.get_submodule(name) for name in chosen}
+    for name, module in modules.items():
+        if config.exclusive_output and not getattr(module, "is_causal", False):
+            raise ValueError(f"{name} is not causal, as exclusive_output needs it: give the sites of a decoder")
+    return modules
 
 
 def _parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:

@@ -5,9 +5,7 @@ import json
 import math
 import os
 import shutil
-import sys
 import tempfile
-import textwrap
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -138,11 +136,13 @@ def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, 
     """
     target = Path(folder).resolve()
     for source in (Path(source) for source in sources if Path(source).exists()):
-        if target == source.resolve() or (target.is_relative_to(source.resolve()) and not inside):
-            raise ValueError(f"{folder}: is or lies inside {source}, which is read for it; choose another folder")
         # the first is where a run keeps a checkpoint, be it only a link
-        if any(path.is_relative_to(target) for path in (source.parent.resolve() / source.name, source.resolve())):
-            raise ValueError(f"{folder}: holds {source}, which is read for it; choose another folder")
+        places = (source.parent.resolve() / source.name, source.resolve())
+        is_inside = target.is_relative_to(places[1]) and not (inside and target != places[1])
+        if is_inside or any(place.is_relative_to(target) for place in places):
+            raise ValueError(
+                f"{folder}: is, holds or lies inside {source}, which is read for it; choose another folder"
+            )
     state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
     if state is not None:
         raise ValueError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
@@ -162,7 +162,6 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
-        check_name(path)
         if path.is_file() and not read.isdisjoint([path, *path.parents]):
             raise ValueError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number] or (path.exists() and not path.is_file()):
@@ -171,70 +170,48 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
 
 
 def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
-    r"""Read a UTF-8 text file line by line.
+    r"""Read a UTF-8 text file line by line, packed with gzip if its name ends in `.gz`.
 
     Lines end at `\n` only, as other tools count them: a stray carriage return or Unicode line separator inside a
-    sentence does not shift the lines of a parallel file.
-
-    Args:
-        path: A text file, or one packed with gzip if its name ends in `.gz`.
-        keep_ends: Give the lines with their ends.
-
-    Yields:
-        Each line, without its end (`\n` or `\r\n`) unless asked for.
+    sentence does not shift the lines of a parallel file. Without `keep_ends` they come without `\n` or `\r\n`.
 
     Raises:
-        ValueError: If the file is missing, is not UTF-8 (names the line) or is a damaged gzip file.
+        ValueError: it is not UTF-8 (names the line) or a damaged gzip file.
+        OSError: it cannot be opened.
     """
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
         with opener(path, "rb") as file:
             yield from decode_lines(file, path, keep_ends=keep_ends)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; check the path") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
 
 
 def decode_lines(lines: Iterable[bytes], path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
-    """The lines of a file that is open; see `iterate_lines`."""
+    """Read the lines of a file that is open; see `iterate_lines`."""
     for number, line in enumerate(lines, start=1):
-        yield _decode(line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
-
-
-def check_name(path: str | os.PathLike) -> str:
-    """Refuse the name of a file or folder whose bytes are no text, which tokenizers, Arrow and JSON cannot take.
-
-    Returns:
-        The name.
-
-    Raises:
-        ValueError: It has such bytes; names it with them as `\\xff`.
-    """
-    name = os.fspath(path)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        raise ValueError(f"{shown}: the name is not text in {sys.getfilesystemencoding()}; rename it") from None
-    return name
+        line = line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            # a byte order mark is no part of the first sentence
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            place = f"{path}, line {number}, byte {error.start + 1}"
+            raise ValueError(f"{place}: not UTF-8 text; convert the file, for example with iconv") from error
 
 
 def check_text(value: Any, name: str, place: str) -> str:
-    """Check that a value is text that can be written again.
+    """Refuse a value that is no text or cannot be written again.
 
     Args:
         value: What is checked.
-        name: Of its key or column, for the error.
-        place: Of its row, for the error.
+        name: Of its key or column.
+        place: Of its row.
 
     Raises:
-        ValueError: It is a number, a truth value or the like, which would have to be turned into text, or holds
-            half of a surrogate pair.
+        ValueError: It would have to be turned into text, or holds half of a surrogate pair.
     """
     if not isinstance(value, str):
-        shown = textwrap.shorten(repr(value), 60)
-        raise ValueError(f"{place}: {name!r} holds {shown}, not a sentence; correct or remove the row")
+        raise ValueError(f"{place}: {name!r} holds {value!r:.60}, not a sentence; correct or remove the row")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -267,16 +244,6 @@ def replace_directory(new: Path, target: Path) -> None:
         old.unlink()
     else:
         shutil.rmtree(old)
-
-
-def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
-    try:
-        # a byte order mark is no part of the first sentence
-        return line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
-        ) from error
 
 
 def _as_json(content: Any) -> Any:

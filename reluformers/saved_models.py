@@ -1,22 +1,18 @@
 """Loads saved models, and says in one line what is wrong with those that cannot be."""
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
-from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from reluformers_kernels import is_quantized, quantize_int8
 
 from .errors import describe_error
-from .files import check_name, read_json
+from .files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +21,6 @@ EXPORT_RECORD = "export.json"  # of a folder of `reluformers export`
 DTYPES = ("float32", "bfloat16", "int8")  # that models compute in
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
-_SHARD = re.compile(r"[\w-][\w.-]*\.(?:safetensors|bin)")
-_DEPTHS = ("encoder_layers", "decoder_layers", "num_hidden_layers")
-# A model may have more parameters than its files hold numbers, where these are packed, tied or for another head; what
-# goes beyond both bounds would take memory that nothing fills.
-_MOST_PER_STORED = 10
-_FEW_PARAMETERS = 2**24
 
 # what tokenizers of all kinds save
 TOKENIZER_FILES = (
@@ -47,21 +37,6 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )
 
-# of a folder that opens as a model: what it is opened with, and what says how it came about
-_FILES = (
-    *TOKENIZER_FILES,
-    *("*config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py", "*.onnx*"),
-    *("vocab.txt", "manifest.json", "recipe.yaml", "results.json", "log_history.json", "check.json", EXPORT_RECORD),
-)
-
-
-def model_files(name_or_path: str | Path | None) -> list[Path]:
-    """Files of a saved model that a command which reads it must not write over; none of a Hub id."""
-    if name_or_path is None or not Path(name_or_path).is_dir():
-        return []
-    paths = [path for path in Path(name_or_path).rglob("*") if path.is_file()]
-    return [path for path in paths if any(fnmatchcase(path.name, pattern) for pattern in _FILES)]
-
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Load the configuration of a saved model.
@@ -73,9 +48,9 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    path = _checked_place(name_or_path)
-    what = "its config.json" if path.exists() else "there is no such folder, and as a Hub model it"
-    with opening(name_or_path, what):
+    with opening(name_or_path, _named(name_or_path, "its config.json")):
+        check_no_adapter(name_or_path)
+        check_indices(name_or_path)
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
@@ -102,23 +77,9 @@ def load_model(
     Raises:
         ValueError: the folder or its weights are missing or damaged, or do not fit each other.
     """
-    path = _checked_place(name_or_path)
-    what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
-    if path.exists():
-        if (path / EXPORT_RECORD).is_file():
-            raise ValueError(
-                f"{name_or_path}: holds graphs of `reluformers export`, which `reluformers translate --runtime onnx` "
-                "and `reluformers serve` run"
-            )
-        config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-        if not can_open(auto_class, config):
-            raise ValueError(
-                f"{name_or_path}: is a model of type {config.model_type!r}, which {auto_class.__name__} does not open"
-            )
-        with opening(name_or_path, what):
-            _check_stored_size(auto_class, config, path)
-    with opening(name_or_path, what):
+    with opening(name_or_path, _named(name_or_path, "the model")):
         check_no_adapter(name_or_path, kwargs.get("revision"))
+        check_indices(name_or_path)
         model, info = auto_class.from_pretrained(
             name_or_path,
             trust_remote_code=trust_remote_code,
@@ -142,15 +103,10 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
     None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
     Raises:
-        ValueError: the name is none of them, int8 is asked for off the CPU, a model in int8 for another, or graphs of
-            ONNX for any.
+        ValueError: int8 is asked for off the CPU, a model in int8 for another, or graphs of ONNX for any.
     """
-    if dtype not in (None, *DTYPES):
-        raise ValueError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
     if dtype is not None and next(model.parameters(), None) is None:
         raise ValueError(f"dtype is {dtype!r}, but graphs of ONNX compute in what they were exported in: leave it out")
-    if dtype == "int8" and model.device.type != "cpu":
-        raise ValueError(f"dtype int8 is for CPUs, but the model is on {model.device}: take bfloat16 there")
     is_int8 = is_quantized(model)
     if is_int8 and dtype not in (None, "int8"):
         raise ValueError(f"the model is saved in int8, and cannot compute in {dtype}")
@@ -172,33 +128,21 @@ def opening(place: str | Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:
-        raise error if str(place) in str(error) else ValueError(f"{place}: {error}") from error
-    except SafetensorError as error:
-        raise ValueError(f"{place}: a file of weights is damaged or cut short ({error}); copy it again.") from error
     except Exception as error:
+        if isinstance(error, ValueError) and str(place) in str(error):
+            raise
         says_all = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
         reason = describe_error(error) if says_all else f"{type(error).__name__}: {describe_error(error)}"
         raise ValueError(f"{place}: {what} cannot be loaded: {reason}") from error
 
 
+def _named(name_or_path: str | Path, what: str) -> str:
+    return what if Path(name_or_path).exists() else "there is no such folder, and as a Hub model it"
+
+
 def read_index(index: str | Path) -> list[str]:
-    """Names of the files that an index of weights names, all of them in its folder.
-
-    A file there may be a link, as in the Hub's cache or to a bigger disk; a push takes none that leads elsewhere.
-
-    Raises:
-        ValueError: it is none, or names something elsewhere.
-    """
-    index = Path(index)
-    content = read_json(index)
-    names, metadata = content.get("weight_map"), content.get("metadata", {})
-    if not isinstance(names, dict) or not names or not isinstance(metadata, dict):
-        raise ValueError(f"{index}: is no index of weights; save the model again")
-    for name in names.values():
-        if not isinstance(name, str) or not _SHARD.fullmatch(name):
-            raise ValueError(f"{index}: names {name!r}, which is no file of weights in the folder")
-    return sorted(set(names.values()))
+    """Read the names of the files that an index of weights names."""
+    return sorted(set(read_json(index)["weight_map"].values()))
 
 
 def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
@@ -212,87 +156,24 @@ def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
         ValueError: there is one.
     """
     if find_adapter_config_file(str(place), revision=revision):
-        raise ValueError(
-            f"{place}: holds an adapter, adapter_config.json, and not a model alone; merge it into its model by "
-            "`merge_and_unload` of PEFT, and save that into another folder."
-        )
+        raise ValueError(f"{place}: holds an adapter, adapter_config.json: save its model by PEFT's merge_and_unload")
 
 
 def check_indices(folder: str | Path) -> None:
-    """Refuse a folder with an index of weights that `read_index` refuses, or with the weights of two models."""
+    """Refuse a folder with the weights of two models: parts saved over a whole file leave it, and that is read."""
     for index in (Path(folder, name) for name in _INDICES):
-        if not index.is_file():
-            continue
         whole = index.with_name(index.name.removesuffix(".index.json"))
-        # parts saved over a whole file leave it, and transformers would read that
-        if all((index.parent / name).is_file() for name in read_index(index)) and whole.is_file():
-            raise ValueError(
-                f"{folder}: holds weights twice, in {whole.name} and by {index.name}; delete the older ones"
-            )
-
-
-def check_size(
-    place: str | Path, config: PreTrainedConfig, build: Callable[[], torch.nn.Module], stored: Iterable[int]
-) -> None:
-    """Refuse a configuration of a far bigger model than its weights are, before it takes memory and time.
-
-    Args:
-        place: of the model, for errors.
-        config: of the model.
-        build: makes it, here without memory.
-        stored: numbers in each of the stored tensors.
-
-    Raises:
-        ValueError: there are fewer tensors than layers, or far fewer numbers than parameters.
-    """
-    stored = list(stored)
-    for name in _DEPTHS:
-        if (depth := getattr(config, name, 0) or 0) > len(stored):
-            raise ValueError(f"{place}: {name} of config.json is {depth}, but the weights are {len(stored)} tensors.")
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in build().parameters())
-    if count > max(_MOST_PER_STORED * sum(stored), _FEW_PARAMETERS):
-        raise ValueError(
-            f"{place}: by config.json the model has {count} parameters, but the weights hold {sum(stored)} numbers."
-        )
-
-
-def _check_stored_size(auto_class: type, config: PreTrainedConfig, folder: Path) -> None:
-    """`check_size` by the headers of safetensors, of models whose code is installed."""
-    is_whole, is_split = (folder / WEIGHTS).is_file(), (folder / INDEX).is_file()
-    files = [WEIGHTS] if is_whole else read_index(folder / INDEX) if is_split else []
-    if not files or type(config) not in auto_class._model_mapping:
-        return
-    stored = []
-    for file in files:
-        with safe_open(folder / file, framework="pt") as tensors:
-            stored += [prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()]  # noqa: SIM118 (no dict)
-    check_size(folder, config, lambda: auto_class.from_config(config), stored)
-
-
-def _checked_place(name_or_path: str | Path) -> Path:
-    """The path, unless it can only be that of a folder and is none of a model."""
-    path = Path(check_name(name_or_path))
-    if path.exists():
-        check_no_adapter(path)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"{path}: is not the folder of a saved model, it has no config.json.")
-    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
-        raise ValueError(f"{name_or_path}: no such folder.")
-    check_indices(path)
-    return path
+        if index.is_file() and whole.is_file() and all((index.parent / name).is_file() for name in read_index(index)):
+            raise ValueError(f"{folder}: holds weights twice, in {whole.name} and by {index.name}; delete the older")
 
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:
     """Refuse a model of which some weights were made up while loading, by what `from_pretrained` says of that."""
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}.")
-    if mismatched := sorted(info["mismatched_keys"]):
-        key, stored, wanted = mismatched[0]
-        raise ValueError(
-            f"{name_or_path}: {len(mismatched)} weights do not fit config.json, for example {key} has the shape "
-            f"{list(stored)} instead of {list(wanted)}."
-        )
+        raise ValueError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}")
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        shapes = f"has the shape {list(stored)} instead of {list(wanted)} of config.json"
+        raise ValueError(f"{name_or_path}: {name} {shapes}")
     if unused := sorted(info["unexpected_keys"]):
         logger.warning(
             "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from .data.sources import naming
 from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
@@ -111,22 +110,14 @@ TASKS = {
 
 
 def task_named(name: Any) -> Task:
-    """The task of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The task of that name; a `ValueError` where there is none."""
     if name not in list(TASKS):
         raise ValueError(f"task is {name!r}, but must be one of {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def task_of(config: PreTrainedConfig) -> Task:
-    """The task of a model, which may be none of ours.
-
-    Raises:
-        ValueError: no task of ours opens such a model.
-    """
+    """The task of a model, which may be none of ours; a `ValueError` where no task opens it."""
     for task in TASKS.values():
         if can_open(task.auto_class, config):
             return task
@@ -167,11 +158,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         ValueError: it names no task, or is not valid.
     """
     sections = read_sections(path, overrides)
-    if "task" not in sections:
-        raise ValueError(f"{path}: names no task; begin it with a line task: {' or task: '.join(TASKS)}")
-    with naming(str(path)):
-        task = task_named(sections["task"])
-    return task.recipe_class.from_sections(sections, path)
+    return task_named(sections.get("task")).recipe_class.from_sections(sections, path)
 
 
 def recipe_for_pairs(
@@ -181,11 +168,7 @@ def recipe_for_pairs(
     validation: str | dict[str, str] | None = None,
     overrides: Sequence[str] = (),
 ) -> Recipe:
-    """The recipe that `default_recipe` of translation makes of sentence pairs, with some values changed.
-
-    Raises:
-        ValueError: the pairs cannot be read, or a change is not valid.
-    """
+    """The recipe that `default_recipe` of translation makes of sentence pairs, with some values changed."""
     sections = default_recipe(train, source_lang, target_lang, validation)
     for text in overrides:
         override(sections, text)

@@ -13,11 +13,10 @@ from pathlib import Path
 import datasets
 import transformers
 
+from demo import train_model
 from demo.corpus import build_corpus
 from demo.digits import classify_in_clean_process, first_digit, write_digits
-from demo.steps import train_model
 from demo.translation import (
-    check_text,
     count_right,
     first_of_each_kind,
     translate_in_clean_process,
@@ -76,10 +75,10 @@ def train_translator(folder: Path) -> None:
 def show_translation(folder: Path, text: str) -> None:
     """Translate a line with the saved folder and nothing else."""
     answer = translate_in_clean_process(folder, text)
-    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer.model_class}:")
-    print(f"  {text}\n  {answer.text}")
-    if answer.warning:
-        print(f"warning: {answer.warning}")
+    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer['model_class']}:")
+    print(f"  {text}\n  {answer['translation_text']}")
+    if answer["warning"]:
+        print(f"warning: {answer['warning']}")
 
 
 def train_classifier(folder: Path) -> None:
@@ -94,18 +93,16 @@ def train_classifier(folder: Path) -> None:
     print(f"after {seconds:.0f} seconds; saved in {shown(folder)}, with its confusion matrix")
     picture, truth = first_digit(files["validation"])
     answer = classify_in_clean_process(folder, picture)
-    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer.model_class}:")
-    print(f"  a held-out {truth} is taken for {answer.label} ({answer.score:.1%})")
+    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer['model_class']}:")
+    print(f"  a held-out {truth} is taken for {answer['label']} ({answer['score']:.1%})")
 
 
 def main() -> None:
     options = parse_arguments()
-    # before any work: a bad text is known now
-    text = check_text(options.text)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     train_translator(options.output_dir)
-    show_translation(options.output_dir, text)
+    show_translation(options.output_dir, " ".join(options.text.split()))
     train_classifier(options.output_dir.with_name(f"{options.output_dir.name}_digits"))
 
 

@@ -4,8 +4,8 @@ Example:
     python scripts/notebooks.py docs/notebooks/*.ipynb
 """
 
-import argparse
 import os
+import sys
 from pathlib import Path
 
 import nbformat
@@ -21,14 +21,7 @@ def execute(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Execute notebooks in place.")
-    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
-    # a hint to install a widget is no part of an answer
-    os.environ["PYTHONWARNINGS"] = "ignore"
-    for path in parser.parse_args().notebooks:
-        execute(path)
-
-
 if __name__ == "__main__":
-    main()
+    os.environ["PYTHONWARNINGS"] = "ignore"  # a hint to install a widget is no part of an answer
+    for name in sys.argv[1:]:
+        execute(Path(name))

@@ -2,12 +2,12 @@
 
 import errno
 import gzip
-import importlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from reluformers.errors import run_main
 from reluformers.files import MARK, atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
@@ -17,28 +17,19 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_output_files_are_checked_before_work(tmp_path):
-    (tmp_path / "file").write_text("old")
-    check_output_files(None, tmp_path / "file", tmp_path / "new" / "folder" / "file", None)
-    assert names(tmp_path) == ["file"]
-    os.mkfifo(tmp_path / "pipe")
-    for paths in ([tmp_path], [tmp_path / "a", tmp_path / "b" / ".." / "a"], [tmp_path / "pipe"]):
-        with pytest.raises(ValueError, match=str(tmp_path)):
-            check_output_files(*paths)
-    with pytest.raises(NotADirectoryError):
-        check_output_files(tmp_path / "file" / "below")
-    assert names(tmp_path) == ["file", "pipe"]
-
-
-def test_what_is_read_is_not_written_over(tmp_path, monkeypatch):
+def test_output_files_are_checked_before_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text("{}\n")
-    check_output_files("out.json", inputs=["rows.jsonl", "owner/name", None, "."])
-    for path in ("rows.jsonl", tmp_path / "rows.jsonl", "./x/../rows.jsonl"):
-        with pytest.raises(ValueError, match=r"rows.jsonl: is read by the same command, and would be lost"):
-            check_output_files("out.json", path, inputs=["rows.jsonl"])
-    with pytest.raises(ValueError, match=r"rows.jsonl: is read by the same command, and would be lost"):
+    os.mkfifo("pipe")
+    check_output_files(None, "out.json", "new/folder/file", inputs=["rows.jsonl", "owner/name", None, "."])
+    for paths in (["."], ["a", "b/../a"], ["pipe"], ["rows.jsonl"], ["out.json", "./x/../rows.jsonl"]):
+        with pytest.raises(ValueError, match=str(tmp_path)):
+            check_output_files(*paths, inputs=["rows.jsonl"])
+    with pytest.raises(ValueError, match=r"rows\.jsonl"):
         check_output_files("rows.jsonl", inputs=["."])
+    with pytest.raises(NotADirectoryError):
+        check_output_files("rows.jsonl/below")
+    assert names(tmp_path) == ["pipe", "rows.jsonl"]
 
 
 @pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
@@ -123,18 +114,15 @@ def test_lines_end_at_line_feeds_only(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", b"good\nb\xe4d\n", r"x\.txt, line 2, byte 2: not UTF-8"),
-        ("x.gz", b"plain", "damaged gzip"),
-        ("y.gz", gzip.compress(b"a line\n" * 99, mtime=0)[:20], "damaged gzip"),
-        ("absent.txt", None, r"absent\.txt: no such file"),
+        ("x.txt", b"good\nb\xe4d\n", r"x\.txt, line 2, byte 2"),
+        ("x.gz", b"plain", r"x\.gz"),
+        ("y.gz", gzip.compress(b"a line\n" * 99, mtime=0)[:20], r"y\.gz"),
     ],
 )
 def test_unreadable_text_is_named(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message) as caught:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
         list(iterate_lines(tmp_path / name))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +133,14 @@ def test_unreadable_text_is_named(tmp_path, name, content, message):
         (ValueError(), 2, "error: ValueError\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (ImportError("needs the package peft"), 2, "error: needs the package peft\n"),
-        (
-            ModuleNotFoundError("No module named 'no_such.part'", name="no_such.part"),
-            2,
-            "error: this needs the package no_such: run `pip install no_such`\n",
-        ),
+        (ModuleNotFoundError("No module named 'gradio'", name="gradio"), 2, "error: No module named 'gradio'\n"),
         # of a connection, while somebody reads the output
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "error: [Errno 32] Broken pipe\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "error: no space left on the disk"),
+        # as PyTorch reports it
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), 2, "error: no space"),
+        # as safetensors reports it
+        (SafetensorError("I/O error: Disk quota exceeded (os error 122)"), 2, "error: the disk quota is used up"),
     ],
 )
 def test_errors_of_the_user_are_one_line(capsys, error, code, line):
@@ -162,28 +150,9 @@ def test_errors_of_the_user_are_one_line(capsys, error, code, line):
     with pytest.raises(SystemExit) as caught:
         run_main(main)
     assert caught.value.code == code
-    assert capsys.readouterr().err == line
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
-        # as safetensors reports it
-        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        # as PyTorch reports it
-        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),
-        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
-    ],
-)
-def test_full_disk_is_said_plainly(capsys, error):
-    def main():
-        raise error
-
-    with pytest.raises(SystemExit) as caught:
-        run_main(main)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("error: no space left on the disk")
+    written = capsys.readouterr().err
+    assert written.startswith(line)
+    assert written.count("\n") == 1
 
 
 def test_sigterm_is_a_clean_stop(tmp_path, capsys):
@@ -200,40 +169,12 @@ def test_sigterm_is_a_clean_stop(tmp_path, capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(
-    ("module", "package", "extra"),
-    [("datasets", "datasets", "train"), ("yaml", "pyyaml", "train"), ("gradio",) * 2 + ("app",)],
-)
-def test_the_extra_of_a_missing_package_is_named(capsys, monkeypatch, module, package, extra):
-    def main():
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as caught:
-        run_main(main)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == (
-        f"error: this needs the package {package}: install reluformers with its extra {extra!r}, or "
-        f"`pip install {package}`\n"
-    )
-
-
 def test_other_errors_propagate_and_success_is_silent(capsys):
     def broken():
         raise KeyError("a fault of ours")
 
-    def misses():
-        importlib.import_module("reluformers.no_such_module")
-
     with pytest.raises(KeyError, match="a fault of ours"):
         run_main(broken)
-
-    def misses_a_part():
-        importlib.import_module("pytest.no_such_part")
-
-    for one in (misses, misses_a_part):
-        with pytest.raises(ModuleNotFoundError, match="no_such"):
-            run_main(one)
     run_main(lambda: None)
     assert capsys.readouterr().err == ""
 

@@ -13,7 +13,7 @@ from transformers.integrations import hub_kernels
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_kernels_available
 
-from any_model.test_by_name import build, inputs, pack, real_part
+from any_model.test_by_name import build, inputs, real_part
 from reluformers_kernels import compiled
 
 native = pytest.importorskip("reluformers_native")
@@ -70,11 +70,7 @@ def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch
     assert compiled._find_native() is found
     assert calls == [(("owner/name",), {"version": native.INTERFACE, "backend": "cpu", "trust_remote_code": True})]
     found.INTERFACE += 1
-    versions = f"of version {found.INTERFACE}, but must be of {native.INTERFACE}"
-    with pytest.raises(ValueError, match=f"is 'owner/name', whose compiled code is {versions}"):
-        compiled._find_native()
-    monkeypatch.setitem(sys.modules, "kernels", None)
-    with pytest.raises(ValueError, match="is 'owner/name', which needs kernels: pip install kernels"):
+    with pytest.raises(ValueError, match="owner/name"):
         compiled._find_native()
 
 
@@ -127,35 +123,3 @@ def test_models_of_transformers_take_its_functions_with_the_masks_of_flash_atten
         options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
         tokens = [build(kind, one).generate(**inputs(kind), **options) for one in ("of_the_repository", name)]
         assert torch.equal(*tokens)
-        batch = {**pack((batch["input_ids"][0, :5], batch["input_ids"][0, 5:])), "use_cache": False}
-        found, expected = (build(kind, one)(**batch).logits for one in ("of_the_repository", name))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-# the others give positions to their embeddings alone
-@pytest.mark.parametrize(
-    ("kind", "by"),
-    [
-        *((kind, "lengths") for kind in ("llama", "mistral", "bert", "roberta", "modernbert")),
-        *((kind, "positions") for kind in ("llama", "mistral")),
-    ],
-)
-def test_texts_of_a_packed_row_do_not_see_each_other(repository, kind, by, monkeypatch):
-    monkeypatch.setitem(sys.modules, "reluformers_native", None)
-    package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_packed")
-    AttentionInterface.register("of_the_repository", package.relu_attention)
-    AttentionMaskInterface.register("of_the_repository", flash_attention_mask)
-    model = build(kind, "of_the_repository")
-    texts = torch.randint(3, 90, (29,), generator=torch.Generator().manual_seed(1)).split((16, 1, 12))
-    batch = pack(texts, 2 if kind == "roberta" else 0)
-    if by == "positions":
-        batch = {name: batch[name] for name in ("input_ids", "position_ids")}
-    expected = torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
-    torch.testing.assert_close(model(**batch).logits[0], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_what_its_functions_do_not_know_is_an_error(repository):
-    package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_errors")
-    states = torch.randn(3, 1, 2, 5, 8)
-    with pytest.raises(ValueError, match="s_aux"):
-        package.relu_attention(torch.nn.Linear(1, 1), *states, None, s_aux=torch.zeros(2))

@@ -1,6 +1,4 @@
-"""Training curves and confusion matrices: what is drawn, formats, bad input."""
-
-import xml.etree.ElementTree as ElementTree
+"""Training curves and confusion matrices: what is drawn."""
 
 import numpy as np
 import pytest
@@ -55,18 +53,7 @@ def test_losses_and_bleu_of_two_runs(tmp_path, drawn):
     assert loss.get_xlabel() == bleu.get_xlabel() == "updates"
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["softmax", "relu"]
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training loss", "evaluation loss"]
-    picture = imread(path)
-    assert picture.shape[0] > 400
-    assert picture.shape[1] > 1200
-    assert picture.std() > 0
-
-
-def test_svg_is_whole_and_repeats(tmp_path):
-    for name in ("a.svg", "b.svg"):
-        plot_training_curves({"softmax": log_history()}, tmp_path / "new" / name)
-    first, second = ((tmp_path / "new" / name).read_bytes() for name in ("a.svg", "b.svg"))
-    assert ElementTree.fromstring(first).tag.endswith("svg")
-    assert first == second
+    assert imread(path).std() > 0
 
 
 COUNTS = [[8, 2, 0], [1, 0, 99], [0, 0, 0]]

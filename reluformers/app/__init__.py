@@ -11,6 +11,7 @@ FILES = (
     "pages.py",
     "models.py",
     "view.py",
+    "view.html",
     "view.css",
     "view.js",
     "pad.js",

@@ -1,40 +1,26 @@
 """What the app asks of a model: a translation or classes, and the attention weights that led to them."""
 
-import base64
 import json
 import os
 import re
-import threading
 import unicodedata
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import ModelCard, hf_hub_download
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from PIL import Image
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    pipeline,
-)
-from transformers.image_utils import load_image
+from transformers import AutoConfig, AutoModelForImageClassification, pipeline
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 # by its module: older releases of transformers hide the name where there is no torchvision
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
-# as of the handler: a request costs some 17 bytes a pixel, and Pillow starts programs for other formats
-MAX_PIXELS = 25_000_000
-MAX_RATIO = 50  # as there: processors enlarge the shorter side, and the longer one with it
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_EXAMPLES = 5
 SKETCH_SIDE = 32  # pixels: whoever takes so small an image can be drawn for
 
@@ -143,22 +129,19 @@ class Translator:
 
     @torch.inference_mode()
     def translate(self, text: str, num_beams: int) -> Translation:
-        """Translate one text.
-
-        Args:
-            text: at most `MAX_CHARACTERS`.
-            num_beams: from 1 to `MAX_BEAMS`.
-
-        Returns:
-            The translation.
+        """Translate one text of at most `MAX_CHARACTERS` with 1 to `MAX_BEAMS` beams.
 
         Raises:
             ValueError: the text is empty, no Unicode or too long, or the number of beams out of its bounds.
         """
-        text, num_beams = check_text(text), check_beams(num_beams)
+        text = str(text or "").strip()
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"The text has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed.")
+        if num_beams not in range(1, MAX_BEAMS + 1):
+            raise ValueError(f"The number of beams is {num_beams}, but must be a whole number from 1 to {MAX_BEAMS}.")
         inputs = self.pipeline.preprocess(text, truncation=False)
         # the model's own code says how long a translation may be
-        target = self.pipeline.forward(inputs, num_beams=num_beams)["tokens"][0, 0]
+        target = self.pipeline.forward(inputs, num_beams=int(num_beams))["tokens"][0, 0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return self._aligned(Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist()))
 
@@ -169,20 +152,11 @@ class Translator:
         start, limit = self.model.generation_config.decoder_start_token_id, self.config.max_position_embeddings
         return self._aligned(Translation(text, translated, source[:limit], [start, *target][:limit]))
 
-    def align(self, translation: Translation) -> list[tuple[str, str | None]]:
-        """Words of a translation, each with the source word that it is aligned with, None if it is with none.
-
-        The code is the model's own: that of earlier versions cannot say it, and no words are returned.
-        """
-        if not hasattr(self.pipeline, "align"):
-            return []
-        links = self.pipeline.align(translation.source, translation.target_ids)
-        return [(link["target"], link["source"]) for link in links]
-
     def _aligned(self, translation: Translation) -> Translation:
-        """A translation with its alignment and its unknown characters, which no layer that is shown changes."""
+        """A translation with its word alignment and its unknown characters, which no layer that is shown changes."""
         unknown = unknown_characters(self.tokenizer, translation.source)
-        return replace(translation, alignment=self.align(translation), unknown=unknown)
+        links = self.pipeline.align(translation.source, translation.target_ids)
+        return replace(translation, alignment=[(link["target"], link["source"]) for link in links], unknown=unknown)
 
     @torch.inference_mode()
     def attend(self, translation: Translation, site: str, layer: int) -> AttentionMap:
@@ -199,7 +173,7 @@ class Translator:
         Raises:
             ValueError: there is no such site or layer.
         """
-        if not isinstance(site, str) or site not in AXIS_NAMES:
+        if site not in list(AXIS_NAMES):
             raise ValueError(f"The site {site!r} is none of {list(AXIS_NAMES)}.")
         given, written = translation.target_ids[:-1], translation.target_ids[1:]
         outputs = self.model(
@@ -232,6 +206,22 @@ class Classifier:
         model = AutoModelForImageClassification.from_pretrained(name, attn_implementation="eager", **options)
         self.model = model.eval()
         self.processor = AutoImageProcessor.from_pretrained(name, **options)
+        # it bounds what an image may cost, and opens nothing by its name
+        self.handler = get_class_from_dynamic_module("handler.EndpointHandler", name, revision=options.get("revision"))
+
+    def open_image(self, content: bytes | str) -> Image.Image:
+        """The RGB image, upright, of the content of a file or of a drawing in a data address.
+
+        Raises:
+            ValueError: it is none, is broken or beyond the bounds of the model's handler.
+        """
+        return self.handler.read(None, [content])[0]
+
+    def open_file(self, path: str | None, folder: str) -> Image.Image:
+        """The image of an ordinary file below a folder; raises `ValueError` like `open_image`."""
+        if not path or not is_file_below(path, folder):
+            raise ValueError("There is no image: choose one.")
+        return self.open_image(Path(path).read_bytes())
 
     def layer_names(self) -> list[str]:
         """Where there is attention, in the order of `attend`."""
@@ -264,14 +254,8 @@ class Classifier:
         """
         layers = []
         if self.config.pooling == "attention":
-            module = self.model.vit.pooler.attention
-            asker = threading.get_ident()  # a hook also sees the passes of other threads
-
-            def keep(_module: Any, _inputs: Any, outputs: Any) -> None:
-                if threading.get_ident() == asker:
-                    layers.append(outputs[1])
-
-            hook = module.register_forward_hook(keep)
+            attention = self.model.vit.pooler.attention
+            hook = attention.register_forward_hook(lambda _module, _inputs, outputs: layers.append(outputs[1]))
         try:
             layers = [*self.model(pixels, output_attentions=True).attentions, *layers]
         finally:
@@ -317,11 +301,10 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
 
 def describe_training(name: str, revision: str | None = None) -> str:
     """What a model was trained on, in a short sentence of its card; empty if that does not say it."""
-    try:
-        card = Path(find_file(name, "README.md", revision) or os.devnull).read_text(encoding="utf-8")
-    except (OSError, ValueError):  # a file that somebody else wrote
-        return ""
-    found = re.search(r"^The data are ([^;\n]{1,300}?)(?:;|\.$)", card, re.MULTILINE)
+    card = find_file(name, "README.md", revision) or os.devnull
+    found = re.search(
+        r"^The data are ([^;\n]{1,300}?)(?:;|\.$)", Path(card).read_text("utf-8", "replace"), re.MULTILINE
+    )
     return f"Trained on {found[1]}." if found else ""
 
 
@@ -336,26 +319,16 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
     Returns:
         At most `MAX_EXAMPLES`, none where the model has none.
     """
-
-    def find(file: str) -> str | None:
-        return find_file(name, file, revision)
-
-    def is_usable(example: str) -> bool:
-        try:
-            open_image(example) if are_files else check_text(example)
-        except ValueError:
-            return False
-        return True
-
-    results, card = find("results.json"), find("README.md")
     try:
+        results = find_file(name, "results.json", revision)
         rows = json.loads(Path(results).read_text(encoding="utf-8")).get("examples") if results else None
-        if not rows and card:
+        if not rows and (card := find_file(name, "README.md", revision)):
             rows = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("widget")
         inputs = [row.get("src") if are_files else row.get("source") or row.get("text") for row in rows or []]
-        inputs = [text for text in inputs if isinstance(text, str) and text.strip()]
-        found = filter(None, map(find, inputs) if are_files else inputs)
-        return list(islice((one for one in found if is_usable(one)), MAX_EXAMPLES))
+        inputs = [text for text in inputs if isinstance(text, str) and 0 < len(text.strip()) <= MAX_CHARACTERS]
+        if are_files:
+            inputs = [path for text in inputs if (path := find_file(name, text, revision))]
+        return inputs[:MAX_EXAMPLES]
     except Exception:  # a file that somebody else wrote: the page opens without examples
         return []
 
@@ -364,19 +337,10 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
     """Open a model by its folder or Hub id.
 
     Raises:
-        ValueError: there is no such folder or model on the Hub, or it neither translates nor classifies images.
+        ValueError, OSError: there is none, or it neither translates nor classifies images.
     """
-    if not Path(name).is_dir():
-        try:
-            validate_repo_id(name)
-        except HFValidationError:
-            raise ValueError(f"{name}: there is no such folder") from None
     options = {"trust_remote_code": True, **({"revision": revision} if revision else {})}
-    try:
-        config = AutoConfig.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
-        what = "the model in this folder" if Path(name).is_dir() else "there is no such folder, and as a Hub model it"
-        raise ValueError(f"{name}: {what} cannot be opened: {error}") from error
+    config = AutoConfig.from_pretrained(name, **options)
     tasks = getattr(config, "auto_map", None) or {}
     if "AutoModelForSeq2SeqLM" in tasks:
         return Translator(name, config, options)
@@ -395,76 +359,10 @@ def unknown_characters(tokenizer: Any, text: str) -> list[str]:
     return [one if one.isprintable() else f"U+{ord(one):04X}" for one in dict.fromkeys(found) if not one.isspace()]
 
 
-def check_text(text: Any) -> str:
-    """A text to translate, without white space around it.
-
-    Raises:
-        ValueError: it is no text, empty, not valid Unicode or too long.
-    """
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("There is nothing to translate: type a sentence.")
-    text = text.strip()
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"The text has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed.")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("The text is not valid Unicode: type it again.")
-    return text
-
-
-def check_beams(num_beams: Any) -> int:
-    """A number of beams within its bounds, else a `ValueError`."""
-    if not isinstance(num_beams, int | float) or num_beams not in range(1, MAX_BEAMS + 1):
-        raise ValueError(f"The number of beams is {num_beams}, but must be a whole number from 1 to {MAX_BEAMS}.")
-    return int(num_beams)
-
-
-def open_sketch(address: Any) -> Image.Image:
-    """The RGB image of a drawing: a PNG in a data address, as the browser sends it.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    start = "data:image/png;base64,"
-    if not isinstance(address, str) or not address.startswith(start):
-        raise ValueError("There is no drawing: draw something.")
-    # whatever is not base64 is dropped, and the rest is no image then
-    return open_image(BytesIO(base64.b64decode(address.removeprefix(start).encode() + b"==")))
-
-
 def is_file_below(path: str, folder: str) -> bool:
     """Whether a path is, with its links resolved, that of an ordinary file below a folder: no FIFO and no device."""
     place = os.path.realpath(path)
     return os.path.isfile(place) and Path(place).is_relative_to(os.path.realpath(folder))
-
-
-def open_image(file: str | BytesIO | None, folder: str | None = None) -> Image.Image:
-    """The RGB image of a file, upright.
-
-    Args:
-        file: its path or content.
-        folder: below which the path must lie; None for a path that is not a visitor's.
-
-    Raises:
-        ValueError: there is none, it lies elsewhere, cannot be read or is too large.
-    """
-    if not file:
-        raise ValueError("There is no image: choose one.")
-    try:
-        if isinstance(file, str) and not is_file_below(file, folder or os.path.dirname(os.path.realpath(file))):
-            raise FileNotFoundError(file)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own bound is tighter
-            image = Image.open(file, formats=IMAGE_FORMATS)
-            width, height = image.size
-            is_narrow = max(width, height) > MAX_RATIO * min(width, height)
-            if width * height <= MAX_PIXELS and not is_narrow:
-                if image.mode.startswith("I"):  # grey of 16 bits: `load_image` would cut it off at 255
-                    image = image.convert("I").point(lambda value: value / 256)
-                return load_image(image)
-    except Exception:  # each format has errors of its own for what is broken
-        raise ValueError("The file is no image that can be read, is broken or far too large.") from None
-    allowed = f"one side may be {MAX_RATIO} times the other" if is_narrow else f"{MAX_PIXELS:,} are allowed"
-    raise ValueError(f"The image has {width} × {height} pixels, at most {allowed}.")
 
 
 def choose_layer(layers: Sequence[torch.Tensor], layer: Any) -> np.ndarray:
@@ -473,9 +371,8 @@ def choose_layer(layers: Sequence[torch.Tensor], layer: Any) -> np.ndarray:
     Raises:
         ValueError: there is no such layer.
     """
-    is_number = isinstance(layer, int | float)
-    if not is_number or layer not in range(len(layers)):
-        raise ValueError(f"Layer {layer + 1 if is_number else layer} is none of the {len(layers)}.")
+    if layer not in range(len(layers)):
+        raise ValueError(f"There is no such layer: choose one of the {len(layers)}.")
     return layers[int(layer)][0].float().numpy()
 
 

@@ -19,8 +19,6 @@ from models import (
     describe_training,
     find_examples,
     load_model,
-    open_image,
-    open_sketch,
 )
 
 logger = logging.getLogger(__name__)
@@ -111,14 +109,9 @@ def heading(name: str, revision: str | None, config: Any) -> str:
     return f"## Attention of {title}{pinned}\nPreset: **{preset_name(config)}**"
 
 
-def layer_choices(names: Sequence[str]) -> gr.Dropdown:
+def layer_choices(names: Sequence[Any]) -> gr.Dropdown:
     """A choice of layers, the last one chosen."""
-    return gr.Dropdown([(name, number) for number, name in enumerate(names)], value=len(names) - 1, label="Layer")
-
-
-def site_layers(translator: Translator, site: str) -> gr.Dropdown:
-    """A choice of the layers of a site."""
-    return layer_choices([str(number + 1) for number in range(translator.layers(site))])
+    return gr.Dropdown([(str(name), number) for number, name in enumerate(names)], value=len(names) - 1, label="Layer")
 
 
 def answer_box(translation: Translation | None) -> gr.Textbox:
@@ -134,42 +127,45 @@ def attention_html(value: str | None, elem_id: str) -> gr.HTML:
     return gr.HTML(value, css_template=css, js_on_load=js, elem_id=elem_id, label="Attention")
 
 
-def translation_app(models: dict[str, Translator], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
-    """The page of a translation model.
+class TranslationEvents:
+    """What a page of a translation model does.
 
     Args:
         models: by their names, the one whose page it is first; those after it are shown the same translation.
-        title: in Markdown.
-        examples: texts to begin with; the first one is translated at once.
     """
-    translator, *others = models.values()
 
-    def tell(text: str, beams: float) -> list[Translation]:
-        first = translator.translate(text, beams)
-        return [first, *(other.read(text, first.text) for other in others)]
+    def __init__(self, models: dict[str, Translator]):
+        self.models, (self.translator, *self.others) = models, models.values()
 
-    def answer(text: str, beams: float, site: str, layer: int) -> tuple[str, gr.Textbox, list[Translation], str]:
-        translations = tell(text, beams)
-        return text, answer_box(translations[0]), translations, draw(translations, site, layer)
+    def tell(self, text: str, beams: float) -> list[Translation]:
+        first = self.translator.translate(text, beams)
+        return [first, *(other.read(text, first.text) for other in self.others)]
 
-    def draw(translations: list[Translation] | None, site: str, layer: int) -> str | None:
+    def answer(self, text: str, beams: float, site: str, layer: int) -> tuple[str, gr.Textbox, list[Translation], str]:
+        translations = self.tell(text, beams)
+        return text, answer_box(translations[0]), translations, self.draw(translations, site, layer)
+
+    def draw(self, translations: list[Translation] | None, site: str, layer: int) -> str | None:
         """The picture; a model of fewer layers shows its last."""
         if not translations:
             return None
-        layers = [layer, *(min(layer, other.layers(site) - 1) for other in others)]
-        rows = zip(models.items(), translations, layers, strict=True)
+        layers = [layer, *(min(layer, other.layers(site) - 1) for other in self.others)]
+        rows = zip(self.models.items(), translations, layers, strict=True)
         return text_view(
             [(name, model.attend(translation, site, shown)) for (name, model), translation, shown in rows]
         )
 
-    def change_site(translations: list[Translation] | None, site: str) -> tuple[gr.Dropdown, str | None]:
-        return site_layers(translator, site), draw(translations, site, translator.layers(site) - 1)
+    def layers(self, site: str) -> gr.Dropdown:
+        return layer_choices(range(1, self.translator.layers(site) + 1))
 
-    def translate_text(text: str, num_beams: int = BEAMS) -> str:
+    def change_site(self, translations: list[Translation] | None, site: str) -> tuple[gr.Dropdown, str | None]:
+        return self.layers(site), self.draw(translations, site, self.translator.layers(site) - 1)
+
+    def translate_text(self, text: str, num_beams: int = BEAMS) -> str:
         """Translate a text of at most 2,000 characters with 1 to 8 beams."""
-        return translator.translate(text, num_beams).text
+        return self.translator.translate(text, num_beams).text
 
-    def attention(text: str, site: str = "cross", layer: int = 1) -> dict:
+    def attention(self, text: str, site: str = "cross", layer: int = 1) -> dict:
         """Translate a text and give the attention weights behind it.
 
         `site` is "cross", "encoder" or "decoder", `layer` counts from 1. The answer holds the translation, the words
@@ -177,8 +173,8 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
         rows; of "cross" also the word alignment, pairs of a target word and its source word or null. "unknown" are
         the characters of the text that the model does not know.
         """
-        translation = translator.translate(text, BEAMS)
-        shown = translator.attend(translation, site, layer - 1 if isinstance(layer, int | float) else layer)
+        translation = self.translator.translate(text, BEAMS)
+        shown = self.translator.attend(translation, site, layer - 1)
         return {
             "translation": translation.text,
             "queries": [word.text for word in shown.queries],
@@ -190,7 +186,18 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             "unknown": translation.unknown,
         }
 
-    opened, first_site = tell(examples[0], BEAMS) if examples else None, translator.site_to_open()
+
+def translation_app(models: dict[str, Translator], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
+    """The page of a translation model.
+
+    Args:
+        models: as in `TranslationEvents`.
+        title: in Markdown.
+        examples: texts to begin with; the first one is translated at once.
+    """
+    events = TranslationEvents(models)
+    first_site = events.translator.site_to_open()
+    opened = events.tell(examples[0], BEAMS) if examples else None
     with gr.Blocks(**BLOCKS) as page:
         gr.Markdown(title)
         last = gr.State(opened)
@@ -214,53 +221,63 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             site = gr.Dropdown(
                 list(SITES.items()), value=first_site, label="Attention", elem_id="site", min_width=WHOLE_LABEL
             )
-            layer = site_layers(translator, first_site)
+            layer = events.layers(first_site)
             beams = gr.Slider(1, MAX_BEAMS, value=BEAMS, step=1, label="Beams")
-        picture = attention_html(draw(opened, first_site, translator.layers(first_site) - 1), "attention")
+        picture = attention_html(events.change_site(opened, first_site)[1], "attention")
         outputs = [text, translated, last, picture]
-        answer = explain(answer, gr.skip(), gr.update(value="", info=None), None, None)
+        answer = explain(events.answer, gr.skip(), gr.update(value="", info=None), None, None)
         gr.on([button.click, text.submit], answer, [text, beams, site, layer], outputs, **OWN)
         for example in buttons:
             example.click(answer, [example, beams, site, layer], outputs, **OWN)
-        site.input(explain(change_site, gr.skip(), None), [last, site], [layer, picture], **OWN)
-        layer.input(explain(draw, None), [last, site, layer], picture, **OWN)
-        gr.api(fail(translate_text), api_name="translate", **QUEUE)
-        gr.api(fail(attention), api_name="attention", **QUEUE)
+        site.input(explain(events.change_site, gr.skip(), None), [last, site], [layer, picture], **OWN)
+        layer.input(explain(events.draw, None), [last, site, layer], picture, **OWN)
+        gr.api(fail(events.translate_text), api_name="translate", **QUEUE)
+        gr.api(fail(events.attention), api_name="attention", **QUEUE)
     return page
+
+
+class ClassificationEvents:
+    """What a page of an image classifier does; arguments as for `TranslationEvents`."""
+
+    def __init__(self, models: dict[str, Classifier]):
+        self.models, (self.classifier, *self.others) = models, models.values()
+        self.uploads = gr.Image().GRADIO_CACHE  # the one folder whose files a visitor may name
+
+    def look(self, image: Any, layer: int) -> tuple[dict[str, float], list[Any], str]:
+        answers = [model.classify(image) for model in self.models.values()]
+        seen = [pixels for _, pixels in answers]
+        return answers[0][0], seen, self.draw(seen, layer)
+
+    def draw(self, seen: list[Any] | None, layer: int) -> str | None:
+        """The picture; a model of fewer layers shows its last."""
+        if not seen:
+            return None
+        layers = [layer, *(min(layer, len(other.layer_names()) - 1) for other in self.others)]
+        rows = zip(self.models.items(), seen, layers, strict=True)
+        return image_view([(name, model.attend(pixels, shown)) for (name, model), pixels, shown in rows])
+
+    def answer(self, path: str | None, layer: int) -> tuple[dict[str, float], list[Any], str]:
+        return self.look(self.classifier.open_file(path, self.uploads), layer)
+
+    def classify_image(self, path: str | None) -> dict[str, float]:
+        """Classify an image: classes with their probabilities."""
+        return self.classifier.classify(self.classifier.open_file(path, self.uploads))[0]
+
+    def sketch(self, layer: int, drawing: gr.EventData) -> tuple[None, dict[str, float], list[Any], str]:
+        sent = drawing._data  # by whoever asks, so not always with a picture
+        return None, *self.look(
+            self.classifier.open_image(sent.get("picture") if isinstance(sent, dict) else ""), layer
+        )
 
 
 def classification_app(models: dict[str, Classifier], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
     """The page of an image classifier; arguments as for `translation_app`, the examples are files."""
-    classifier, *others = models.values()
-
-    def look(image: Any, layer: int) -> tuple[dict[str, float], list[Any], str]:
-        answers = [model.classify(image) for model in models.values()]
-        seen = [pixels for _, pixels in answers]
-        return answers[0][0], seen, draw(seen, layer)
-
-    def draw(seen: list[Any] | None, layer: int) -> str | None:
-        if not seen:
-            return None
-        layers = [layer, *(min(layer, len(other.layer_names()) - 1) for other in others)]
-        rows = zip(models.items(), seen, layers, strict=True)
-        return image_view([(name, model.attend(pixels, shown)) for (name, model), pixels, shown in rows])
-
-    def answer(path: str | None, layer: int) -> tuple[dict[str, float], list[Any], str]:
-        return look(open_image(path, image.GRADIO_CACHE), layer)
-
-    def classify_image(path: str | None) -> dict[str, float]:
-        """Classify an image: classes with their probabilities."""
-        return classifier.classify(open_image(path, image.GRADIO_CACHE))[0]
-
-    def sketch(layer: int, drawing: gr.EventData) -> tuple[None, dict[str, float], list[Any], str]:
-        sent = drawing._data  # by whoever asks, so not always with a picture
-        return None, *look(open_sketch(sent.get("picture") if isinstance(sent, dict) else None), layer)
-
-    def show(path: str) -> tuple[str, gr.Tabs]:
-        return path, gr.Tabs(selected="image")
-
-    last_layer = len(classifier.layer_names()) - 1
-    scores, seen, opened = look(open_image(examples[0]), last_layer) if examples else (None, None, None)
+    events, nothing = ClassificationEvents(models), (None, None, None)
+    classifier, names = events.classifier, events.classifier.layer_names()
+    scores, seen, opened = nothing
+    if examples:
+        first = classifier.open_file(examples[0], os.path.dirname(os.path.realpath(examples[0])))
+        scores, seen, opened = events.look(first, len(names) - 1)
     with gr.Blocks(**BLOCKS) as page:
         gr.Markdown(title)
         last = gr.State(seen)
@@ -279,28 +296,26 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
                         elem_id="image",
                         elem_classes="tiny" if classifier.takes_sketches() else None,
                     )
-                    # the file as it is: `open_image` is to say what is wrong with it, and where it may lie, not Gradio
+                    # the file as it is: `open_file` is to say what is wrong with it, and where it may lie, not Gradio
                     image.preprocess = lambda file: file.path if file else None
             with gr.Column():
                 classes = gr.Label(scores, label="Classes", num_top_classes=TOP_CLASSES, elem_id="classes")
                 with gr.Row(elem_id="images"):
                     buttons = [gr.Button(Path(example).stem, icon=example, size="sm") for example in examples]
-        layer = layer_choices(classifier.layer_names())
-        picture = attention_html(opened, "patches")
-        outputs, nothing = [classes, last, picture], (None, None, None)
-        answer = explain(answer, *nothing)
+        layer = layer_choices(names)
+        outputs = [classes, last, attention_html(opened, "patches")]
+        answer = explain(events.answer, *nothing)
         image.upload(answer, [image, layer], outputs, **OWN)
         for example, path in zip(buttons, examples, strict=True):
-            example.click(functools.partial(show, path), None, [image, tabs], **OWN).then(
-                answer, [image, layer], outputs, **OWN
-            )
+            show = functools.partial(lambda path: (path, gr.Tabs(selected="image")), path)
+            example.click(show, None, [image, tabs], **OWN).then(answer, [image, layer], outputs, **OWN)
         if classifier.takes_sketches():
-            pad.submit(explain(sketch, gr.skip(), *nothing), layer, [image, *outputs], **OWN)
+            pad.submit(explain(events.sketch, gr.skip(), *nothing), layer, [image, *outputs], **OWN)
             pad.clear(lambda: nothing, None, outputs, **OWN)
         image.clear(lambda: nothing, None, outputs, **OWN)
-        layer.input(explain(draw, None), [last, layer], picture, **OWN)
+        layer.input(explain(events.draw, None), [last, layer], outputs[-1], **OWN)
         # not an event that a visitor sees: a program gets an error where the page keeps its answer
-        gr.Button(visible=False).click(fail(classify_image), image, classes, api_name="classify", **QUEUE)
+        gr.Button(visible=False).click(fail(events.classify_image), image, classes, api_name="classify", **QUEUE)
     return page
 
 

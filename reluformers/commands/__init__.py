@@ -6,12 +6,10 @@ when it is asked for, so that none needs the packages of another.
 
 import argparse
 import importlib
-import os
 import re
 from collections.abc import Callable, Sequence
 
 from reluformers.errors import run_main
-from reluformers.files import check_name
 from reluformers_cli import Parser, all_commands
 
 SECTION_CHANGE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)  # section.key=value
@@ -46,9 +44,6 @@ def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
     """
 
     def run() -> None:
-        # paths among them would fail at the first file that is opened by a library, or when results are written
-        for argument in (*arguments, os.getcwd()):
-            check_name(argument)
         parser, run_with = build_parser(arguments[0])
         # options may stand between the values of a list; behind "--", which that forgets, there are none
         parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args

@@ -11,7 +11,7 @@ from reluformers.errors import describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import config_class_of
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import check_no_adapter, check_weights, load_config, opening
+from reluformers.saved_models import check_weights, load_config, opening
 
 from .convert import read_config_file, write_origin
 from .sources import SOURCES
@@ -58,7 +58,6 @@ def exchange_source(
     if model_class is None:
         raise ValueError(f"{place}: its config.json names {architectures}, which is no class of transformers")
     with opening(place, "a model of transformers"):
-        check_no_adapter(place)
         model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
     check_weights(place, info)
     exchange_attention(model, preset, sites)

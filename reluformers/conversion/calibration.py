@@ -4,9 +4,10 @@ What the softmax model's modules get for a few batches is recorded; then each mo
 the outputs of its counterpart for these inputs, in closed form. Nothing is trained.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def calibrate(
         if is_plain and attention.score == "cosine" and module.scale is not None:
             _fit_scale(module, reference, calls[name])
         if module.output_norm is not None:
-            _fit_gain(module, calls[name])
+            fit_gain(module.output_norm, _pairs(module, calls[name], module.output_norm))
         errors[name] = _relative_error(module, calls[name])
     model.train(training)
     return errors
@@ -111,53 +112,49 @@ def _record(
     original: PreTrainedModel, modules: Mapping[str, MultiHeadAttention], batches: Iterable[Mapping[str, Tensor]]
 ) -> dict[str, list[Call]]:
     """What each module is called with while the model reads the batches."""
-    training = original.training
-    original.eval()
-    try:
-        with recording(modules) as calls:
-            count = sum(1 for batch in batches if original(**batch) is not None)
-    finally:
-        original.train(training)
-    if not count:
-        raise ValueError("there is no batch to calibrate on")
+    with recording(modules) as calls:
+        read_batches(original, batches)
     return calls
+
+
+def read_batches(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
+    """Let a model read batches in evaluation mode, and put each of its modules back into the mode that it had.
+
+    Raises:
+        ValueError: there is no batch.
+    """
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        count = sum(1 for batch in batches if model(**batch) is not None)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    if not count:
+        raise ValueError("there is no batch to fit the attention on")
 
 
 @contextmanager
 def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, list[Call]]]:
     """What each module, by its name, is called with in a block, in order."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
-    inputs: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, tuple] = {}
 
-    def before(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
-            hidden_states, key_value_states = (*given, None)[:2]
-            mask = options.get("attention_mask")
-            query_mask = getattr(mask, "query_mask", None)  # a tensor has none
+    def before(name: str, module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
+        hidden_states, key_value_states = (*given, None)[:2]
+        mask = options.get("attention_mask")
+        real = getattr(mask, "query_mask", None)  # a tensor has none
+        if real is None:
             real = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
-            inputs[name] = {
-                "hidden_states": hidden_states,
-                "key_value_states": key_value_states,
-                "mask": mask,
-                "real": real if query_mask is None else query_mask,
-            }
+        inputs[name] = (hidden_states, key_value_states, mask, real)
 
-        return hook
+    def after(name: str, module: nn.Module, given: tuple) -> None:
+        calls[name].append(Call(*inputs.pop(name), joined=given[0]))
 
-    def after(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple) -> None:
-            calls[name].append(Call(**inputs.pop(name), joined=given[0]))
-
-        return hook
-
-    hooks = [
-        hook
-        for name, module in modules.items()
-        for hook in (
-            module.register_forward_pre_hook(before(name), with_kwargs=True),
-            module.out_proj.register_forward_pre_hook(after(name)),
-        )
-    ]
+    hooks = []
+    for name, module in modules.items():
+        hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
+        hooks.append(module.out_proj.register_forward_pre_hook(partial(after, name)))
     try:
         yield calls
     finally:
@@ -177,14 +174,52 @@ def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None
     return seen[0], weights
 
 
-def _relative_error(module: MultiHeadAttention, calls: list[Call]) -> float:
-    """Σ‖o − o_softmax‖² / Σ‖o_softmax‖² over real queries, before the output projection."""
-    wrong = right = 0.0
+def _pairs(module: MultiHeadAttention, calls: list[Call], norm: nn.Module | None = None) -> Iterator[tuple]:
+    """What a module gives, and what it should, of each call: before the output projection, or behind a norm of gain 1.
+
+    Both are [real queries, embed_dim]; a gate of the norm starts at σ(0) = 1/2.
+    """
+    if norm is not None:
+        reset_norm(norm)
     for call in calls:
-        joined = _run(module, call, module.out_proj)[0]
-        wrong += (joined - call.joined)[call.real].double().square().sum().item()
-        right += call.joined[call.real].double().square().sum().item()
+        output = _run(module, call, module.out_proj)[0] if norm is None else norm(_run(module, call)[0])
+        yield output[call.real].double(), call.joined[call.real].double()
+
+
+def _relative_error(module: MultiHeadAttention, calls: list[Call]) -> float:
+    return relative_error(_pairs(module, calls))
+
+
+def relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Σ‖o − o_softmax‖² / Σ‖o_softmax‖² of pairs of what is given and what is wanted."""
+    wrong = right = 0.0
+    for given, wanted in pairs:
+        wrong += (given - wanted).square().sum().item()
+        right += wanted.square().sum().item()
     return wrong / max(right, 1e-30)
+
+
+def reset_norm(norm: nn.Module) -> None:
+    """Give an output norm, in memory of its own, the gain 1 and the gate σ(0)."""
+    norm.weight.data = torch.ones_like(norm.weight)
+    if isinstance(norm, NormGate):
+        norm.gate.data = torch.zeros_like(norm.gate)
+
+
+def fit_gain(norm: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Set the gain of an output norm by least squares, by channel; a channel that is always 0 keeps 1.
+
+    Args:
+        norm: out of `reset_norm`.
+        pairs: what it gives and what is wanted, of each call [rows, channels].
+
+    Returns:
+        The gain [channels].
+    """
+    products = sum(torch.stack([(given * wanted).sum(0), given.square().sum(0)]) for given, wanted in pairs)
+    gain = torch.where(products[1] > 0, products[0] / products[1].clamp_min(1e-30), 1.0)
+    norm.weight.data = gain.to(norm.weight)
+    return gain
 
 
 def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
@@ -300,18 +335,3 @@ def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls:
         module.scale.data = torch.full_like(module.scale, candidate)
         errors.append(_relative_error(module, calls))
     module.scale.data = torch.full_like(module.scale, candidates[errors.index(min(errors))])
-
-
-def _fit_gain(module: MultiHeadAttention, calls: list[Call]) -> None:
-    """The gain of the output norm, by channel; a channel that is always 0 keeps its own."""
-    norm = module.output_norm
-    norm.weight.data = torch.ones_like(norm.weight)
-    if isinstance(norm, NormGate):
-        norm.gate.data = torch.zeros_like(norm.gate)
-    products = torch.zeros(2, norm.weight.numel(), dtype=torch.float64)
-    for call in calls:
-        normalised = norm(_run(module, call)[0])[call.real].double()
-        wanted = call.joined[call.real].double()
-        products += torch.stack([(normalised * wanted).sum(0), normalised.square().sum(0)]).cpu()
-    gain = torch.where(products[1] > 0, products[0] / products[1].clamp_min(1e-30), 1.0)
-    norm.weight.data = gain.to(norm.weight)

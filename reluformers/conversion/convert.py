@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.data.checked_fields import check_name
 from reluformers.errors import describe_error
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
-from reluformers.files import atomic_directory, check_output_folder, read_json
+from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config, opening
 
 from .sources import config_back, fields_of, source_of, target_of
@@ -87,7 +88,11 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         return Opened(place, AutoModelForImageClassification, fields, weights, timm_config=content)
     config = load_config(place)
     if config_class_of(config.model_type) is not None:
-        return _open_ours(place, config, given)
+        auto_class = next(auto for auto in FAMILIES[type(config)] if auto in PIPELINE_TAGS)
+        known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
+        fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
+        weights = read_weights(place)
+        return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
     with opening(place, "its configuration"):
         source, fields = source_of(config), fields_of(config) | given
     weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
@@ -121,13 +126,13 @@ def build_model(
     """
     config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
-    weights, allowed = dict(opened.weights), "classifier\\." if new_head else "$."
+    weights, may_miss = dict(opened.weights), "classifier\\." if new_head else "$."
     if new_head:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
     if preset is not None:  # what the new attention has, or the old one had
         weights = _fit_variant(model_class, config, weights)
-        allowed += f"|.*{VARIANT_WEIGHTS.pattern}"
-    model = load_renamed(model_class, config, weights, opened.place, allowed_missing=re.compile(allowed))
+        may_miss += f"|.*{VARIANT_WEIGHTS.pattern}"
+    model = load_renamed(model_class, config, weights, opened.place, may_miss=may_miss)
     if opened.generation_config is not None:
         model.generation_config = copy.deepcopy(opened.generation_config)
     return model
@@ -143,23 +148,18 @@ def exchanged_config(
     """
     make = seq2seq_config if opened.auto_class is AutoModelForSeq2SeqLM else vision_config
     fields = dict(opened.fields)
-    config_class = config_class_of(fields.pop("model_type", None))
-    try:
-        if preset is None:
-            fields |= config_fields
-            return make("softmax", **fields) if config_class is None else config_class(**fields)
-        before = make("softmax", **fields)
-        all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
-        for site in all_sites if sites is None else sites:
-            if site not in all_sites:
-                raise ValueError(f"sites: {site!r} is none of {', '.join(all_sites)}")
-        kept = [] if sites is None else [site for site in all_sites if site not in sites]
-        belongs = ("attention", *_OF_AN_ATTENTION)
-        fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
-        fields |= {f"{site}_attention": before.attention_for(site) for site in kept}
-        return make(preset, **{**fields, **config_fields})
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{opened.place}: {describe_error(error)}") from error
+    config_class = config_class_of(fields.pop("model_type", None)) or partial(make, "softmax")
+    if preset is None:
+        return config_class(**{**fields, **config_fields})
+    before = make("softmax", **fields)
+    all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
+    for site in sites or ():
+        check_name(site, all_sites, "site")
+    kept = [site for site in all_sites if sites is not None and site not in sites]
+    belongs = ("attention", *_OF_AN_ATTENTION)
+    fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
+    fields |= {f"{site}_attention": before.attention_for(site) for site in kept}
+    return make(preset, **{**fields, **config_fields})
 
 
 def convert(
@@ -174,14 +174,11 @@ def convert(
     """Write one of our models with the weights of another, its tokenizer or image processor, and where it is from.
 
     Args:
-        source: folder or Hub id of a model of `SOURCES`, of a Vision Transformer of timm, or of one of ours.
+        source: as in `open_source`.
         folder: to write, whole or not at all.
         preset, sites: as in `build_model`.
         overwrite: whether to replace a folder that is there.
         given: fields of our configuration that hold whatever the source says.
-
-    Returns:
-        The model, as `build_model` gives it.
 
     Raises:
         ValueError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
@@ -196,19 +193,10 @@ def convert(
 
 
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
-    """Write one of our softmax models as the model of transformers that computes the same.
-
-    Args:
-        source: folder or Hub id of one of our models.
-        folder: to write, whole or not at all.
-        overwrite: whether to replace a folder that is there.
-
-    Returns:
-        The model, in evaluation mode.
+    """Write one of our softmax models as the model of transformers that computes the same; see `convert`.
 
     Raises:
-        ValueError: no model of `SOURCES` computes what it does, for the reasons that the message names; or, as in
-            `convert`, the folder cannot be written.
+        ValueError: no model of `SOURCES` computes what it does, for the reasons that the message names.
     """
     place = str(source)
     check_output_folder(folder, place, inside=True)
@@ -219,7 +207,7 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
         target = target_of(config)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
     model_class, theirs = getattr(transformers, target.architecture), config_back(config, target)
-    model = load_renamed(model_class, theirs, weights, place, allowed_missing=re.compile(r"final_logits_bias"))
+    model = load_renamed(model_class, theirs, weights, place, may_miss="final_logits_bias")
     opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
     if opened.generation_config is not None:
         model.generation_config = opened.generation_config
@@ -237,11 +225,7 @@ def _write(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite
 
 
 def open_processor(opened: Opened) -> Any | None:
-    """The tokenizer or image processor of a source; None, after a warning, if there is none.
-
-    Raises:
-        ImportError: a package that it needs is not installed.
-    """
+    """The tokenizer or image processor of a source; None, after a warning, if there is none."""
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
     try:
@@ -249,7 +233,7 @@ def open_processor(opened: Opened) -> Any | None:
             return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
         # the processor without torchvision, whatever is installed
         return ViTImageProcessorPil.from_pretrained(opened.place)
-    except ImportError:
+    except ImportError:  # of a package that it needs
         raise
     except Exception as error:  # each library has its own
         logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
@@ -273,14 +257,6 @@ def origin(place: str) -> dict[str, Any]:
     return {"base_model": card.get("base_model") if Path(place).exists() else place, "license": card.get("license")}
 
 
-def _open_ours(place: str, config: PreTrainedConfig, given: dict[str, Any]) -> Opened:
-    auto_class = next(auto for auto in FAMILIES[type(config)] if auto in PIPELINE_TAGS)
-    known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
-    fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
-    weights = read_weights(place)
-    return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
-
-
 def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, weights: State) -> State:
     """The weights without what another attention had."""
     with torch.device("meta"):
@@ -299,15 +275,9 @@ def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -
 
 
 def read_config_file(place: str) -> dict[str, Any]:
-    """The content of a model's config.json.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
+    """The content of a model's config.json."""
     with opening(place, "its config.json"):
-        if (path := cached_file(place, "config.json")) is None:
-            raise FileNotFoundError("there is none")
-        return read_json(path)
+        return PreTrainedConfig.get_config_dict(place)[0]
 
 
 def card_metadata(place: str) -> dict[str, Any]:

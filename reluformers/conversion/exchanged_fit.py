@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
-from reluformers.modeling.normalization import NormGate
+
+from .calibration import fit_gain, read_batches, relative_error, reset_norm
 
 # of a learned scale that are tried, over the one that it has
 SCALE_FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 9))
@@ -33,15 +34,8 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
     """
     if not isinstance(model, ExchangedModel):
         raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        recorded = _record(model, batches)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
     errors = {}
-    for name, calls in recorded.items():
+    for name, calls in _record(model, batches).items():
         if not calls:  # of a part that these batches do not go through
             continue
         attention = getattr(model.get_submodule(name), SUBMODULE)
@@ -49,9 +43,9 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
             start, found = attention.scale.clone(), []
             for factor in SCALE_FACTORS:
                 attention.scale.copy_(start * factor)
-                found.append(_fit_gain(attention, calls))
+                found.append(_fitted_error(attention, calls))
             attention.scale.copy_(start * SCALE_FACTORS[found.index(min(found))])
-        errors[name] = _fit_gain(attention, calls)
+        errors[name] = _fitted_error(attention, calls)
     return errors
 
 
@@ -72,32 +66,23 @@ def _record(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
     for name, attention in attentions.items():
         attention.forward = recorder(name)
     try:
-        count = sum(1 for batch in batches if model(**batch) is not None)
+        read_batches(model, batches)
     finally:
         for attention in attentions.values():
             del attention.forward
-    if not count:
-        raise ValueError("there is no batch to fit the attention on")
     return calls
 
 
-def _fit_gain(attention: InterfaceAttention, calls: list[tuple]) -> float:
+def _fitted_error(attention: InterfaceAttention, calls: list[tuple]) -> float:
     """Fit the gain of the output norm, if there is one, and measure the error."""
     norm = attention.output_norm
     if norm is not None:
-        norm.weight.fill_(1.0)
-        if isinstance(norm, NormGate):
-            norm.gate.zero_()
+        reset_norm(norm)
     pairs = [
         (attention(module, *states, **keywords)[0].flatten(0, 1).flatten(1).double(), wanted.flatten(0, 1).double())
         for module, states, keywords, wanted in calls
     ]
     if norm is not None:
-        products = sum((given * wanted).sum(0) for given, wanted in pairs)
-        squares = sum(given.square().sum(0) for given, _ in pairs)
-        gain = torch.where(squares > 0, products / squares.clamp_min(1e-30), 1.0)
-        norm.weight.copy_(gain)
+        gain = fit_gain(norm, pairs)
         pairs = [(given * gain, wanted) for given, wanted in pairs]
-    wrong = sum((given - wanted).square().sum() for given, wanted in pairs)
-    right = sum(wanted.square().sum() for _, wanted in pairs)
-    return (wrong / right.clamp_min(1e-30)).item()
+    return relative_error(pairs)

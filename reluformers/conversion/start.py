@@ -1,8 +1,6 @@
 """Models that training starts from: the weights of another, with another attention that is fitted to it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,22 +9,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reluformers.files import stamp
-
 from .calibration import calibrate, relative_errors
-from .convert import Opened, build_model, open_source
-
-
-def open_start(name_or_path: str) -> Opened:
-    """`open_source`, once for all that a run asks of it; a folder that was written anew is opened anew."""
-    place = Path(name_or_path)
-    files = sorted(place.iterdir()) if place.is_dir() else []
-    return _open(str(name_or_path), tuple((path.name, stamp(path)) for path in files))
-
-
-@lru_cache(maxsize=1)
-def _open(name_or_path: str, files: tuple) -> Opened:
-    return open_source(name_or_path)
+from .convert import build_model, open_source
 
 
 def start_model(
@@ -50,7 +34,7 @@ def start_model(
     Raises:
         ValueError: the source cannot be read or expressed, or a field is not allowed.
     """
-    opened, batches = open_start(start), list(batches)
+    opened, batches = open_source(start), list(batches)
     model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)
     model = _own(model)
     if preset is not None and batches:

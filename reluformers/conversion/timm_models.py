@@ -28,7 +28,7 @@ _PREFIX = ("cls_token", "reg_token", "dist_token")
 
 def is_timm(config: Mapping[str, Any]) -> bool:
     """Whether the content of a config.json is that of a model of timm."""
-    return "architecture" in config and "model_type" not in config
+    return "architecture" in config and config.get("model_type", "timm_wrapper") == "timm_wrapper"
 
 
 def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, Any]) -> dict[str, Any]:

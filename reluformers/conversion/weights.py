@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file, has_file, logging
 
-from reluformers.saved_models import check_size, opening, read_index
+from reluformers.saved_models import check_weights, opening, read_index
 
 from .names import SHARED_NAMES, rename, reversed_table
 from .sources import Source
@@ -48,7 +48,7 @@ def load_renamed(
     weights: State,
     place: str,
     *,
-    allowed_missing: re.Pattern[str] | None = None,
+    may_miss: str = "$.",
 ) -> PreTrainedModel:
     """A model with weights that have its names, in their dtype and in evaluation mode; none of them is copied.
 
@@ -56,12 +56,11 @@ def load_renamed(
         model_class, config: of the model.
         weights: by its names.
         place: where they come from, for errors.
-        allowed_missing: names, from their beginning, of weights that may start anew.
+        may_miss: pattern of names, from their beginning, of weights that may start anew.
 
     Raises:
         ValueError: a weight is missing, has no place or another shape.
     """
-    check_size(place, config, lambda: model_class(config), [tensor.numel() for tensor in weights.values()])
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what is missing is reported below, in one line, or meant to be
@@ -76,12 +75,10 @@ def load_renamed(
         )
     finally:
         logging.set_verbosity(verbosity)
-    missing = {name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))}
-    faults = [f"lacks the weight {name}" for name in sorted(missing)]
-    faults += [f"has the weight {name}, for which there is no place" for name in sorted(info["unexpected_keys"])]
-    faults += [f"{key} has the shape {list(a)} instead of {list(b)}" for key, a, b in info["mismatched_keys"]]
-    if faults:
-        raise ValueError(f"{place}: {faults[0]}")
+    info["missing_keys"] = [name for name in info["missing_keys"] if not re.match(may_miss, name)]
+    if unexpected := sorted(info["unexpected_keys"]):
+        raise ValueError(f"{place}: has the weight {unexpected[0]}, for which there is no place")
+    check_weights(place, info)
     return model.eval()
 
 

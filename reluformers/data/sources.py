@@ -16,7 +16,6 @@ from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
 from reluformers.errors import describe_error
-from reluformers.files import check_name
 
 from .names import named_split
 from .tables import Tables
@@ -147,7 +146,7 @@ def take_split(source: dict, name: str) -> Any:
 
 def check_file(path: str | os.PathLike) -> str:
     """Check that a file is there; gives its path as str, with the home folder filled in."""
-    path = check_name(Path(os.path.expanduser(path)))
+    path = os.path.expanduser(path)
     if not os.path.isfile(path):
         raise ValueError(f"{path}: no such file; check the path")
     return path

@@ -13,8 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reluformers.app.models import open_image
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
+from reluformers.modeling.handler_images import open_input
+from reluformers.modeling.image_input import check_bounds
 from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
 from reluformers.saved_models import EXPORT_RECORD, opening
@@ -164,8 +165,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
             for one in (name, *examples):
                 if not _PLAIN_NAME.fullmatch(one):
                     raise ValueError(f"{model}: {EXPORT_RECORD} names {one!r}, which is no plain name of a file")
-            for one in examples:
-                open_image(str(exported / one))
+            check_bounds([open_input((exported / one).read_bytes()) for one in examples])
         graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.graph_names]
         _check_shown(exported)
         target = page / "models" / name

@@ -13,7 +13,6 @@ from reluformers.evaluation.plotting import check_picture_path, plot_confusion_m
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
 from reluformers.files import check_output_files
-from reluformers.saved_models import model_files
 
 from .loading import load_image_split
 from .recipe import ImageRecipe
@@ -45,7 +44,7 @@ class ImageScoring(ScoringOptions):
         check_at_least(self, batch_size=1, num_workers=0)
         if self.confusion_matrix:
             check_picture_path(self.confusion_matrix)
-        check_output_files(self.output, self.confusion_matrix, inputs=[*self.files, *model_files(self.model)])
+        check_output_files(self.output, self.confusion_matrix, inputs=self.files)
 
 
 class ImageScorer(Scorer):

@@ -8,8 +8,8 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
-from reluformers.conversion.convert import open_processor
-from reluformers.conversion.start import open_start, spread_batches, start_model
+from reluformers.conversion.convert import open_processor, open_source
+from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.sources import check_apart, naming
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.arguments import TaskTrainingArguments
@@ -116,7 +116,7 @@ def build_model(
     labels = {"id2label": id2label, "label2id": {name: label for label, name in id2label.items()}}
     if recipe.start is None:
         return AutoModelForImageClassification.from_config(recipe.model_config(**labels)), None
-    new_labels = labels if open_start(recipe.start).fields.get("id2label") != id2label else None
+    new_labels = labels if open_source(recipe.start).fields.get("id2label") != id2label else None
     if new_labels:
         report("the classes are others than those of model.start: the head starts anew")
     count = recipe.calibration_rows if checkpoint is None else 0
@@ -127,7 +127,7 @@ def build_model(
 
 def _processor(recipe: ImageRecipe) -> BaseImageProcessor:
     """The image processor of the model that the recipe starts from, if it has one, else the usual one."""
-    processor = None if recipe.start is None else open_processor(open_start(recipe.start))
+    processor = None if recipe.start is None else open_processor(open_source(recipe.start))
     return build_image_processor(recipe.model_config()) if processor is None else processor
 
 

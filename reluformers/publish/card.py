@@ -19,7 +19,7 @@ from reluformers.data.names import is_hub_id, source_name
 from reluformers.evaluation.examples import Example
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
 from reluformers.evaluation.results import METRICS, Evaluation
-from reluformers.files import check_output_files, read_json, write_text
+from reluformers.files import read_json, write_text
 from reluformers.papers import attention_source, formula
 from reluformers.training.run import CURVES_FILE
 
@@ -29,10 +29,8 @@ from .markdown import Markup, code, escape, paragraph, row
 
 CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
-PICTURES = (".png", ".jpg", ".jpeg")
 # of the template: who has this sentence was written here, perhaps for another repository
 MARK = "The code of the model lies in this repository, so that "
-_PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
     "decoder": "The self-attention of the decoder",
@@ -99,32 +97,24 @@ def write_card(
         overwrite: whether to replace a card that is there.
         options: fields of `CardOptions`.
 
-    Returns:
-        Path of the card.
-
     Raises:
-        ValueError: there is a card already, a file of the folder cannot be read, or the baseline was scored in another
-            way.
+        ValueError: there is a card already, or the baseline was scored in another way.
     """
     given = CardOptions(**options)
     place = Path(output or folder)
     path = place / CARD_FILE
     if path.exists() and not overwrite:
         raise ValueError(f"{path}: is there already; keep it, or give --overwrite")
-    check_output_files(path)
     run = read_finished_run(folder, given.evaluation)
-    dataset, card = given.dataset, run.task.card
-    if dataset is None and is_hub_id(run.section("data").get("path")):
-        dataset = run.section("data")["path"]
-    place.mkdir(parents=True, exist_ok=True)
-    shown = card.answer_examples(folder, given.examples, place)
-    if not shown and given.held_out:
-        shown = card.held_out_examples(folder, run, place)
-    report, where = run.evaluation.attention if run.evaluation else None, "the scored split"
-    if report is None and given.held_out and (measured := card.measure_attention(folder, run)):
-        report, where = measured
+    trained_on = run.section("data").get("path")
+    dataset = given.dataset or (trained_on if is_hub_id(trained_on) else None)
     licence = given.licence or known_licence(folder)
     base_model = given.base_model or known_base_model(folder, repo_id)
+    measured = _measured(run, repo_id, dataset, given)
+    place.mkdir(parents=True, exist_ok=True)
+    shown = run.task.card.answer_examples(folder, given.examples, place)
+    if not shown and given.held_out:
+        shown = run.task.card.held_out_examples(folder, run, place)
     context = {
         "metadata": card_data(run, repo_id, licence, dataset, shown, base_model).to_yaml(),
         "name": repo_id.rpartition("/")[2],
@@ -136,22 +126,25 @@ def write_card(
         "base_model": base_model,
         "space": given.space,
         **_described(run, dataset, given),
-        **_measured(run, repo_id, dataset, given),
+        **measured,
         **_pictures(Path(folder), run, place),
-        "statistics": None,
+        "statistics": _statistics(folder, run, given.held_out, place),
     }
-    if report:
-        rows = statistics_rows(report)
-        context["statistics"] = {"rows": rows, "queries": f"{report.overall.rows:,}", "where": Markup(where)}
-        plot_attention_report(report, place / ATTENTION_PICTURE)
     template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
     write_text(path, str(ModelCard(_render(template, run.task.card_template, context), ignore_metadata_errors=True)))
     return path
 
 
-def pictures(text: str) -> list[str]:
-    """Names of the pictures that a card shows from its own repository."""
-    return [name for name in _PICTURE.findall(text) if "://" not in name]
+def _statistics(folder: str | Path, run: FinishedRun, held_out: bool, place: Path) -> dict[str, Any] | None:
+    """The attention of the scored split, else of held-out rows, for the template; its figure is drawn."""
+    measured = (run.evaluation.attention, "the scored split") if run.evaluation and run.evaluation.attention else None
+    if measured is None and held_out:
+        measured = run.task.card.measure_attention(folder, run)
+    if measured is None:
+        return None
+    report, where = measured
+    plot_attention_report(report, place / ATTENTION_PICTURE)
+    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}", "where": Markup(where)}
 
 
 def card_data(

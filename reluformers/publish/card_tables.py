@@ -1,7 +1,7 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from reluformers.data.names import source_name
 from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES, AttentionReport
@@ -11,24 +11,8 @@ from .finished_run import FinishedRun
 from .markdown import Markup, code, escape
 
 
-class ResultTable(NamedTuple):
-    """Scores of this model and perhaps of a baseline: what was measured, cells of each model, and remarks."""
-
-    headers: list[str]
-    rows: list[list[str]]
-    remarks: list[Markup]
-
-
-def result_table(run: FinishedRun, name: str, baseline: Evaluation | None) -> ResultTable | None:
-    """Put the scores into a table.
-
-    Args:
-        run: of the model.
-        name: of the model.
-        baseline: evaluation of the softmax model; None for none.
-
-    Returns:
-        The table; None if nothing was measured.
+def result_table(run: FinishedRun, name: str, baseline: Evaluation | None) -> dict[str, Any] | None:
+    """Scores of a model, and perhaps of a softmax model: headers, rows of cells, and remarks; None without scores.
 
     Raises:
         ValueError: the two evaluations were not made in the same way.
@@ -41,7 +25,7 @@ def result_table(run: FinishedRun, name: str, baseline: Evaluation | None) -> Re
     if baseline is not None:
         measured.check_comparable(baseline)
         rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
-    return ResultTable(list(cells), rows, _signatures(measured))
+    return {"headers": list(cells), "rows": rows, "remarks": _signatures(measured)}
 
 
 def statistics_rows(report: AttentionReport) -> list[list[str]]:
@@ -68,7 +52,7 @@ def training_words(run: FinishedRun) -> dict[str, Any]:
         "shape": shape if run.recipe else {},
         "length": length,
         "regularization": _regularization(run) if run.recipe else [],
-        "seconds": run.training_seconds,
+        "seconds": results.get("training_seconds"),
         "software": ", ".join(f"{name} {results[name]}" for name in ("torch", "transformers") if name in results),
     }
 

@@ -51,14 +51,6 @@ class FinishedRun:
         found = ([known[key] for key in ("source_lang", "target_lang") if known.get(key)] for known in sources)
         return next(filter(None, found), [])
 
-    @property
-    def training_seconds(self) -> float | None:
-        """Seconds of training with its evaluations; None if unknown, as after a resumed run."""
-        if "device" in self.results:
-            return self.results.get("training_seconds")
-        # runs of an earlier version: their log has the time, of the last start alone
-        return next((entry["train_runtime"] for entry in reversed(self.log) if "train_runtime" in entry), None)
-
 
 def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) -> FinishedRun:
     """Read what a folder knows.

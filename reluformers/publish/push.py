@@ -15,6 +15,7 @@ from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from reluformers.data.names import is_hub_id
 from reluformers.evaluation.examples import read_examples
+from reluformers.files import stamp
 from reluformers.tasks import TASKS
 
 from .card import CARD_FILE, MARK, write_card
@@ -58,13 +59,10 @@ def push_to_hub(
     confirm: Callable[[str], bool] = lambda line: True,
     **card_options: Any,
 ) -> Release:
-    """Check a saved model, push it in one commit and tag that; a second call changes nothing.
-
-    A new repository is private until the release is whole.
+    """Check a saved model, push it in one commit and tag that; a new repository is private until it is whole.
 
     Args:
-        folder: of a saved model. Without a README.md a card is written for the upload; one that this library has
-            written for another repository is written for this one.
+        folder: of a saved model. Without a README.md a card is written for the upload.
         repo_id: "ORG/NAME".
         private: keep a new repository private; an existing one stays what it is.
         revision: name of the tag. Without it, the one that README.md pins, else the next of v1, v2, ….
@@ -72,12 +70,8 @@ def push_to_hub(
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
         confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
-        card_options: arguments of `write_card`, for the card that is written where the folder has none; a card that
-            the folder has gets `base_model` and the link to `space` too. `held_out=False` leaves the rows of the
-            validation set that results.json holds out of the release too.
-
-    Returns:
-        The release as it is on the Hub now.
+        card_options: arguments of `write_card`, for the card that is written where the folder has none.
+            `held_out=False` leaves the rows of the validation set out of results.json too.
 
     Raises:
         ValueError: the folder is not fit to be published, or `confirm` says no.
@@ -88,7 +82,7 @@ def push_to_hub(
     refuse_links(folder)
     with _staging(folder) as staging:
         stage_files(folder, staging, card_options.get("held_out", True))
-        stamps = {path: _stamp(path) for path in staging.rglob("*") if path.is_symlink()}
+        stamps = {path: stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         card = staging / CARD_FILE
         pinned = _adopt_card(card, repo_id, card_options.get("base_model"))
@@ -99,8 +93,7 @@ def push_to_hub(
         if not card.is_file():
             report(f"{folder}: writing the card")
             write_card(folder, repo_id, revision=name, output=staging, **card_options)
-        is_written = pinned is None and MARK in card.read_text(encoding="utf-8")
-        _add_to_card(card, name if is_written else None, card_options)
+        _pin(card, pinned or name)
         report(f"{folder}: opening it where reluformers is not installed")
         check = check_folder(staging)
         if not check.is_stored:
@@ -108,9 +101,8 @@ def push_to_hub(
         refuse_tokens(staging)
         if named is None and name != hub.next_tag and hub.changes(staging):
             name = hub.next_tag
-            if is_written:
-                _pin(card, name)
-        if any(_stamp(path) != before for path, before in stamps.items()):
+            _pin(card, name)
+        if any(stamp(path) != before for path, before in stamps.items()):
             raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
         is_new = hub.release(staging, name, private, report, confirm)
         licence = ModelCard.load(card, ignore_metadata_errors=True).data.get("license") or "unknown"
@@ -194,13 +186,7 @@ class _Repository:
 
 
 def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
-    """Lines of Python that use exactly this release, on an input that its training has shown to be answered well.
-
-    Args:
-        release: what was pushed.
-        repo_id: where to.
-        folder: that it came from; without `examples` in its results the task's own example is used.
-    """
+    """Lines of Python that use exactly this release, on an input that the run in the folder answered well."""
     examples = read_examples(read_results(folder), "source")
     example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
@@ -219,42 +205,25 @@ def _adopt_card(card: Path, repo_id: str, base_model: str | None) -> str | None:
     Returns:
         The revision that a card of this repository pins, if it does.
     """
-    if not card.is_file():
-        return None
-    text = card.read_text(encoding="utf-8")
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
     if repo_id in loaded:
         return next(iter(_PINNED.findall(text)), None)
-    if MARK in text and loaded:
+    if MARK in text and base_model in loaded:
+        card.unlink()
+    elif MARK in text and loaded:
         other = min(loaded)
-        if other == base_model:
-            card.unlink()
-            return None
         old, new = (name.rpartition("/")[2] for name in (other, repo_id))
         text = re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", text.replace(other, repo_id), flags=re.M)
         card.write_text(text, encoding="utf-8")
     return None
 
 
-def _add_to_card(card: Path, revision: str | None, options: dict[str, Any]) -> None:
-    """Pin a revision in the examples of a card, name the base model in its metadata, and link the Space."""
-    if revision:
-        _pin(card, revision)
-    loaded = ModelCard.load(card, ignore_metadata_errors=True)
-    if (base_model := options.get("base_model")) and loaded.data.get("base_model") != base_model:
-        loaded.data.base_model, loaded.data.base_model_relation = base_model, "finetune"
-        loaded.save(card)
-    text, space = card.read_text(encoding="utf-8"), options.get("space")
-    if space and f"/spaces/{space})" not in text:
-        link = f"[Try it in its Space](https://huggingface.co/spaces/{space}), which shows its attention too.\n"
-        before, heading, after = text.partition("\n## ")
-        card.write_text(f"{before.rstrip()}\n\n{link}{heading}{after}", encoding="utf-8")
-
-
 def _pin(card: Path, revision: str) -> None:
-    """Write a revision into the examples of a card."""
-    text = re.sub(r"(revision=[\"'])[^\"']+", rf"\g<1>{revision}", card.read_text(encoding="utf-8"))
-    card.write_text(text, encoding="utf-8")
+    """Write a revision into the examples of a card that this library wrote."""
+    text = card.read_text(encoding="utf-8")
+    if MARK in text:
+        card.write_text(re.sub(r"(revision=[\"'])[^\"']+", rf"\g<1>{revision}", text), encoding="utf-8")
 
 
 def _is_same(remote: Any, path: Path) -> bool:
@@ -265,12 +234,6 @@ def _is_same(remote: Any, path: Path) -> bool:
         return git_hash(path.read_bytes()) == remote.blob_id
     with path.open("rb") as file:
         return sha_fileobj(file).hex() == remote.lfs.sha256
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """What changes where another program writes a file: its place on the disk, size and time."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
@@ -24,9 +23,10 @@ from reluformers.tasks import task_of_model_type
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
 from reluformers.translation.tokenization import TARGET_FOLDER
 
-from .card import CARD_FILE, PICTURES, pictures
+from .card import CARD_FILE
 
 CHECK_FILE = "check.json"
+PICTURES = (".png", ".jpg", ".jpeg")
 # what a run writes about itself: paths in it become names
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # in records, what names no path and is said word by word
@@ -78,21 +78,12 @@ def select_files(folder: Path) -> list[str]:
     config = read_config(folder)
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = {name for name in files if any(fnmatchcase(name, pattern) for pattern in _ALLOWED)}
-    card = folder / CARD_FILE
-    if CARD_FILE in names and any(mark in card.read_text(encoding="utf-8") for mark in _TRAINERS_MARKS):
+    card = (folder / CARD_FILE).read_text(encoding="utf-8") if CARD_FILE in names else ""
+    if any(mark in card for mark in _TRAINERS_MARKS):
         names.remove(CARD_FILE)
-    elif CARD_FILE in names:
-        names |= set(_card_pictures(card))
+    else:  # the pictures that it shows, in its text or as an example of the widget
+        names |= {path.name for path in folder.iterdir() if path.suffix.lower() in PICTURES and path.name in card}
     return sorted(names | set(code_of(config_class_of(config["model_type"]))) | set(_named_code(folder, config)))
-
-
-def _card_pictures(card: Path) -> Iterator[str]:
-    """The pictures that a card shows, in its text or as an example of the widget."""
-    loaded = ModelCard.load(card, ignore_metadata_errors=True)
-    sources = [example.get("src") or "" for example in loaded.data.get("widget") or []]
-    for name in (*pictures(loaded.text), *sources):
-        if Path(name).suffix.lower() in PICTURES and "://" not in name:
-            yield name.removeprefix("./")
 
 
 def _named_code(folder: Path, config: dict[str, Any]) -> Iterator[str]:

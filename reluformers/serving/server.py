@@ -42,9 +42,6 @@ def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
 
     Returns:
         Its handler.py as a module, and `EndpointHandler` with the model.
-
-    Raises:
-        ValueError: there is no handler.py, or the model cannot be opened.
     """
     spec = importlib.util.spec_from_file_location("handler", Path(folder, HANDLER))
     module = importlib.util.module_from_spec(spec)
@@ -75,7 +72,7 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    body = {"requestBody": describe_body(module, handler)}
+    body = {"requestBody": describe_body(handler)}
     server = FastAPI(title=title, description=f"A model for {handler.task.replace('-', ' ')}.", lifespan=computing)
 
     @server.get("/health", summary="Say that the model is loaded")
@@ -147,28 +144,16 @@ async def read_request(request: Request, task: str) -> Any:
         raise ValueError(f"the body is no JSON: {error}") from error
 
 
-def describe_body(module: ModuleType, handler: Any) -> dict[str, Any]:
-    """The request body for the OpenAPI page, with the bounds that the handler has."""
-    properties = {}
-    for name, allowed in handler.parameters.items():
-        if isinstance(allowed, list):
-            properties[name] = {"enum": allowed}
-        else:
-            low, high = allowed
-            properties[name] = {"type": "integer" if type(low) is int else "number", "minimum": low, "maximum": high}
-    is_text = handler.task == "translation"
-    one = {"type": "string"} | ({"maxLength": module.MAX_CHARACTERS} if is_text else {"format": "byte"})
-    many = {"type": "array", "items": one, "minItems": 1, "maxItems": module.MAX_BATCH}
-    schema = {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "inputs": {"oneOf": [one, many]},
-            "parameters": {"type": "object", "properties": properties, "additionalProperties": False},
-        },
+def describe_body(handler: Any) -> dict[str, Any]:
+    """The request body for the OpenAPI page, with the parameters that the handler takes and their bounds."""
+    parameters = {name: {"description": f"{bounds}"} for name, bounds in handler.parameters.items()}
+    one = {"type": "string"}
+    properties = {
+        "inputs": {"oneOf": [one, {"type": "array", "items": one}]},
+        "parameters": {"type": "object", "properties": parameters, "additionalProperties": False},
     }
-    content = {"application/json": {"schema": schema}}
-    if is_text:
+    content = {"application/json": {"schema": {"type": "object", "required": ["inputs"], "properties": properties}}}
+    if handler.task == "translation":
         content["application/json"]["example"] = {"inputs": "A dog runs."}
     else:
         content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
@@ -176,14 +161,7 @@ def describe_body(module: ModuleType, handler: Any) -> dict[str, Any]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Reserve an address, before a model is loaded for it.
-
-    Raises:
-        OSError: it is taken, or none of this machine.
-        ValueError: there is no such port.
-    """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"the port is {port}, but must be from 0 to 65535")
+    """Reserve an address, before a model is loaded for it; an `OSError` where it is taken or none of this machine."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

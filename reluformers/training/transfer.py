@@ -13,8 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
 from reluformers.conversion.calibration import Call, exchanged_modules, recording
-from reluformers.conversion.convert import build_model
-from reluformers.conversion.start import open_start
+from reluformers.conversion.convert import build_model, open_source
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -258,7 +257,7 @@ def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str,
     if options.distillation > 0 and (new_labels or problem not in (None, "single_label_classification")):
         raise ValueError("model.distillation compares distributions over the classes of model.start: they are others")
     # a head that is not compared has to know the labels all the same
-    original = build_model(open_start(recipe.start), new_head=bool(new_labels), config_fields=new_labels or {})
+    original = build_model(open_source(recipe.start), new_head=bool(new_labels), config_fields=new_labels or {})
     transfer = Transfer(options, trainer.model, original, trainer.accelerator)
     trainer.add_callback(transfer)
     trainer.statistics = transfer.statistics

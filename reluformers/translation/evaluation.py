@@ -19,7 +19,7 @@ from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
 from reluformers.files import atomic_write, check_output_files
-from reluformers.saved_models import DTYPES, model_files
+from reluformers.saved_models import DTYPES
 
 from .decoding import Search, load_translation_model, translate
 from .languages import saved_languages
@@ -77,7 +77,7 @@ class TranslationScoring(ScoringOptions, Search):
         if (self.document_tokens is None) != (self.document_column is None):
             raise ValueError("--document_tokens joins the sentences of a --document_column: give both or neither")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
-        check_output_files(self.output, self.predictions, inputs=[*self.files, *model_files(self.model)])
+        check_output_files(self.output, self.predictions, inputs=self.files)
 
 
 class TranslationScorer(Scorer):

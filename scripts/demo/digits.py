@@ -2,7 +2,7 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Image
@@ -18,27 +18,13 @@ COPIES = 15  # of each training digit, redrawn
 DRAWN_SIDE, REDRAWN_SIDE = 32, 16  # pixels
 
 
-class CleanClassification(NamedTuple):
-    """The likeliest class of an image, its probability, and the model class: of the code in the saved folder."""
-
-    label: str
-    score: float
-    model_class: str
-
-
 def write_digits(folder: Path) -> dict[str, Path]:
     """Write scikit-learn's 1,797 digits of 8 × 8 pixels as Parquet files with images, a fifth of them held out.
 
-    Each training digit is followed by `COPIES` of it that `redraw` has made.
-
-    Args:
-        folder: where to; earlier files of the same names are replaced.
+    Each training digit is followed by `COPIES` of it that `redraw` has made. Earlier files are replaced.
 
     Returns:
         Split → file.
-
-    Raises:
-        ValueError: the folder holds something else.
     """
     # scipy comes with it, which takes a second that no other command should wait for
     from sklearn.datasets import load_digits
@@ -61,14 +47,9 @@ def write_digits(folder: Path) -> dict[str, Path]:
 
 
 def redraw(picture: pillow.Image, generator: np.random.Generator) -> pillow.Image:
-    """Draw a digit as another hand might: turned, scaled and moved, with a thin or thick stroke, on white or black.
+    """Draw a grey digit as another hand might: turned, scaled and moved, with a thin or thick stroke.
 
-    Args:
-        picture: a grey digit, white on black.
-        generator: of the random numbers.
-
-    Returns:
-        A grey picture of `REDRAWN_SIDE` pixels; half of them are black on white.
+    The picture has `REDRAWN_SIDE` pixels; half of them are black on white.
     """
     middle = DRAWN_SIDE / 2
     angle, scale = generator.uniform(-0.2, 0.2), generator.uniform(0.65, 1.05)  # 0.2: 11°
@@ -94,18 +75,8 @@ def first_digit(file: Path) -> tuple[pillow.Image, str]:
     return row["image"], dataset.features["label"].int2str(row["label"])
 
 
-def classify_in_clean_process(folder: Path, picture: pillow.Image) -> CleanClassification:
-    """Open a saved folder where `reluformers` cannot be imported, and classify an image by transformers' pipeline.
-
-    Args:
-        folder: of the model and its image processor.
-        picture: the image.
-
-    Raises:
-        ValueError: there is no model.
-        RuntimeError: the process failed; the message is the end of what it said.
-    """
+def classify_in_clean_process(folder: Path, picture: pillow.Image) -> dict[str, Any]:
+    """Classify an image where `reluformers` cannot be imported: its `label`, `score` and `model_class`."""
     file = BytesIO()
     picture.save(file, format="PNG")
-    answer = answer_in_clean_process("image-classification", folder, file.getvalue())
-    return CleanClassification(answer["label"], answer["score"], answer["model_class"])
+    return answer_in_clean_process("image-classification", folder, file.getvalue())

@@ -1,7 +1,6 @@
 """The translation demo from corpus to answer: each step is the library's own, as in any other training run."""
 
 import json
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
 from reluformers.translation.tokenization import encode_texts, load_tokenizers
 
-# characters; the recipe's model has a position for each, were every one a token
-MAX_TEXT_LENGTH = 250
 README = "README.md"
 CORPUS_CARD = """---
 pretty_name: names, dates and amounts of the Unicode locale data (CLDR)
@@ -39,57 +36,8 @@ class Right(NamedTuple):
         return f"{self.right:3} of {self.rows:3} ({self.right / self.rows:.0%})"
 
 
-class CleanTranslation(NamedTuple):
-    """A translation, the class that made it, of the code in the saved folder, and what the model does not know.
-
-    Args:
-        text: the translation.
-        model_class: with its module.
-        warning: names the characters of the source that the tokenizer does not know; empty if it knows all.
-    """
-
-    text: str
-    model_class: str
-    warning: str
-
-
-def check_text(text: str) -> str:
-    """Check a line that a user wants translated.
-
-    Args:
-        text: the line.
-
-    Returns:
-        The line with runs of white space as single blanks.
-
-    Raises:
-        ValueError: the text is empty, too long or not Unicode.
-    """
-    text = " ".join(text.split())
-    if not text:
-        raise ValueError('TEXT is empty; give one line, such as make demo TEXT="in 5 days"')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"TEXT is not valid UTF-8 at character {error.start + 1}; type it again as UTF-8") from error
-    if (length := len(unicodedata.normalize("NFKC", text))) > MAX_TEXT_LENGTH:
-        raise ValueError(f"TEXT has {length} characters, at most {MAX_TEXT_LENGTH} are allowed; translate it in parts")
-    return text
-
-
 def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
-    """Write the corpus as any other parallel data: JSON lines with a "translation" column.
-
-    Args:
-        corpus: what to write.
-        folder: where to; an earlier corpus is replaced.
-
-    Returns:
-        Split → file.
-
-    Raises:
-        ValueError: the folder holds something else.
-    """
+    """Write the corpus as JSON lines with a "translation" column, in place of an earlier one; split → file."""
     splits = {"train": corpus.train, "validation": corpus.held_out}
     with atomic_directory(folder, overwrite=True) as temporary:
         for split, rows in splits.items():
@@ -103,15 +51,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
 
 
 def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Translate rows with a saved model, as it does by default.
-
-    Args:
-        folder: of the model.
-        rows: to translate.
-
-    Returns:
-        Translations, in the order of the rows.
-    """
+    """Translate rows with a saved model, as it does by default."""
     model, tokenizers = load_translation_model(folder)
     return translate(model, tokenizers, [row.source for row in rows], **saved_search(model.generation_config))
 
@@ -125,15 +65,9 @@ def first_of_each_kind(
 
 
 def count_right(rows: Sequence[Row], translations: Sequence[str]) -> dict[str, dict[str, Right]]:
-    """How many translations are the reference to the letter.
+    """How many translations are the reference to the letter: by kind, in the order of `KINDS`, and by source length.
 
-    Args:
-        rows: that were translated.
-        translations: in the order of the rows.
-
-    Returns:
-        Counts by kind, in the order of `KINDS`, and by length of the source, in the order of `LENGTHS`; groups
-        without rows are left out.
+    Groups without rows are left out.
     """
     by_length = [f"up to {most}" for most in LENGTHS] + [f"over {LENGTHS[-1]}"]
     groups = {"kind": dict.fromkeys(KINDS, Right(0, 0)), "length": dict.fromkeys(by_length, Right(0, 0))}
@@ -145,20 +79,15 @@ def count_right(rows: Sequence[Row], translations: Sequence[str]) -> dict[str, d
     return {group: {name: right for name, right in counts.items() if right.rows} for group, counts in groups.items()}
 
 
-def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
-    """Open a saved folder where `reluformers` cannot be imported, and translate with 5 beams.
-
-    Args:
-        folder: of the model.
-        text: one line, as `check_text` returns it.
+def translate_in_clean_process(folder: Path, text: str) -> dict[str, str]:
+    """Translate a line with 5 beams where `reluformers` cannot be imported.
 
     Returns:
-        The translation, the model's class and a warning of unknown characters.
+        `translation_text`, its `model_class`, and `warning` of characters that the tokenizer does not know.
 
     Raises:
-        ValueError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
     answer = answer_in_clean_process("translation", folder, text.encode())
     _, warning = encode_texts(load_tokenizers(folder)[0], [text])
-    return CleanTranslation(answer["translation"], answer["model_class"], warning or "")
+    return {**answer, "warning": warning or ""}

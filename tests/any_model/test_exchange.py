@@ -60,10 +60,8 @@ def test_some_sites_keep_softmax():
     rows = weights.encoder_attentions[0].sum(-1)
     torch.testing.assert_close(rows, torch.ones_like(rows))
     assert (weights.cross_attentions[0] == 0).any()
-    with pytest.raises(ValueError, match="nowhere"):
-        exchange_attention(build("bart", "eager"), "relu-vit", sites=["nowhere.*"])
-    for sites in ("model.decoder.*", []):
-        with pytest.raises(ValueError, match=r"sites is .*must be a list of patterns"):
+    for sites in ("model.decoder.*", ["nowhere.*"]):
+        with pytest.raises(ValueError, match=f"sites has '{sites[0]}"):
             exchange_attention(build("bart", "eager"), "relu-vit", sites=sites)
 
 

@@ -1,8 +1,7 @@
 """What the app computes of a model: weights, words, patches, and what it refuses."""
 
+import base64
 import os
-from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import torch
 from PIL import Image
 
 import models
-from builders.pictures import mutations, picture
+from builders.pictures import picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.modeling import image_input
 
 TEXT = TEXTS[1]
 
@@ -67,7 +65,7 @@ def test_a_translation_is_read_in_another_vocabulary(tmp_path):
 @pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
 def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     model = models.load_model(str(save_classifier(tmp_path / "model", pooling=pooling)))
-    scores, values = model.classify(models.open_image(image_file))
+    scores, values = model.classify(model.open_file(image_file, os.path.dirname(image_file)))
     assert scores.keys() == {"cat", "dog", "horse"}
     assert sum(scores.values()) == pytest.approx(1)
     with torch.no_grad():
@@ -85,81 +83,41 @@ def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     assert len(model.layer_names()) == 2 + (pooling == "attention")
 
 
-def test_threads_see_only_their_own_pooling_query(classifier):
-    layer = len(classifier.layer_names()) - 1
-    pixels = [torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
-    alone = [classifier.attend(values, layer).weights for values in pixels]
-    assert not np.allclose(alone[0], alone[1])
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(20):
-            for one, other in zip(
-                pool.map(lambda values: classifier.attend(values, layer), pixels), alone, strict=True
-            ):
-                np.testing.assert_allclose(one.weights, other, rtol=1e-5)
-
-
-def test_bad_images_are_refused(tmp_path, monkeypatch, image_file):
-    text, broken = tmp_path / "text.png", tmp_path / "broken.png"
-    text.write_text("no image")
-    broken.write_bytes(Path(image_file).read_bytes()[:100])
-    for path, message in ((None, "no image: choose one"), (str(text), "can be read"), (str(broken), "can be read")):
-        with pytest.raises(ValueError, match=message):
-            models.open_image(path)
-    monkeypatch.setattr(models, "MAX_PIXELS", 16 * 24 - 1)
-    with pytest.raises(ValueError, match="24 × 16 pixels, at most 383"):
-        models.open_image(image_file)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", [300, pytest.param(60_000, marks=pytest.mark.slow)])
-def test_mutated_images_are_opened_or_refused(number):
-    outcomes = set()
-    for data in mutations(number, seed=number):
-        try:
-            outcomes.add(models.open_image(BytesIO(data)).mode)
-        except ValueError as error:
-            outcomes.add(type(error))
-    assert outcomes == {"RGB", ValueError}  # the page's own error, none of Pillow's
-
-
-def test_page_and_handler_read_the_same_images():
-    for name in ("IMAGE_FORMATS", "MAX_PIXELS", "MAX_RATIO"):
-        assert getattr(models, name) == getattr(image_input, name)
-
-
-def test_only_ordinary_files_of_images_are_opened(tmp_path, image_file):
+def test_only_ordinary_images_below_a_folder_are_opened(classifier, tmp_path, image_file):
     picture(8, 12).save(tmp_path / "script.png", "EPS")  # which Pillow gives to Ghostscript
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "broken.png").write_bytes(Path(image_file).read_bytes()[:100])
+    Image.new("RGB", (1, 51)).save(tmp_path / "narrow.png")
     os.mkfifo(tmp_path / "pipe.png")
     inside, outside = tmp_path / "inside", tmp_path / "outside.png"
     inside.mkdir()
     picture(8, 12).save(outside)
     (inside / "link.png").symlink_to(outside)
-    (inside / "pipe.png").symlink_to(tmp_path / "pipe.png")
-    assert models.open_image(str(outside), str(tmp_path)).size == (12, 8)
-    assert models.open_image(str(inside / "link.png")).size == (12, 8)  # of the page's owner
-    for path in ("script.png", "pipe.png", "inside", "none.png", "\0", "a" * 5_000):
-        with pytest.raises(ValueError, match="no image"):
-            models.open_image(str(tmp_path / path))
-    for path in (
-        outside,
-        inside / "link.png",
-        inside / "pipe.png",
-        inside / "../outside.png",
-        "/dev/stdin",
-        "/dev/zero",
-    ):
-        with pytest.raises(ValueError, match="no image"):
-            models.open_image(str(path), str(inside))
+    assert classifier.open_file(str(outside), str(tmp_path)).size == (12, 8)
+    assert classifier.open_file(str(inside / "link.png"), str(tmp_path)).size == (12, 8)
+    for name in ("script", "text", "broken", "narrow", "pipe", "none", "inside/../..", "\0", "a" * 5_000):
+        with pytest.raises(ValueError):
+            classifier.open_file(str(tmp_path / f"{name}.png"), str(tmp_path))
+    for path in (outside, inside / "link.png", inside / "../outside.png", "/dev/stdin", "/dev/zero", None):
+        with pytest.raises(ValueError):
+            classifier.open_file(path and str(path), str(inside))
 
 
-@pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
-def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
-    file = BytesIO()
-    Image.new("RGB", size).save(file, "PNG")
-    with pytest.raises(ValueError, match=str(models.MAX_RATIO)):
-        models.open_image(file)
-    Image.new("RGB", (1, 50)).save(whole := BytesIO(), "PNG")
-    assert models.open_image(whole).size == (1, 50)
+def test_a_drawing_comes_in_a_data_address(classifier, image_file):
+    address = "data:image/png;base64," + base64.b64encode(Path(image_file).read_bytes()).decode()
+    assert classifier.open_image(address).size == (24, 16)
+    for sent in (None, "", 3, image_file, "data:image/png;base64,AAAA"):
+        with pytest.raises(ValueError):
+            classifier.open_image(sent)
 
 
-ODD_CARDS = ["widget: [a: b: {", "widget: 3", "widget: {text: a}", "widget: [3, [], {text: [1]}]", "- a"]
+def test_examples_of_a_folder_are_inputs_that_can_be_shown(tmp_path):
+    for card in ("widget: [a: b: {", "widget: 3", "widget: {text: a}", "widget: [3, [], {text: [1]}]", "- a"):
+        (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
+        assert models.find_examples(str(tmp_path)) == []
+    (tmp_path / "README.md").write_text("---\nwidget: [{text: a dog}, {text: ''}]\n---\n")
+    assert models.find_examples(str(tmp_path)) == ["a dog"]
+    (tmp_path / "results.json").write_text('{"examples": [{"source": "two dogs"}, {"src": "x.png"}, {"src": "../y"}]}')
+    assert models.find_examples(str(tmp_path)) == ["two dogs"]
+    picture(8, 12).save(tmp_path / "x.png")
+    assert models.find_examples(str(tmp_path), are_files=True) == [str(tmp_path / "x.png")]

@@ -101,7 +101,7 @@ def test_words_are_aligned_as_by_the_pipeline(tmp_path, separate):
     assert "word alignment" in html
     assert all(f"{target}\u00a0← {source or '∅'}" in unescape(html) for target, source in shown.alignment)
     assert "word alignment" not in view.text_view([("one", model.attend(translation, "encoder", 0))])
-    assert not model.align(model.read(TEXT, ""))
+    assert not model.read(TEXT, "").alignment
 
 
 def test_programs_classify(classification_client, image_file, tmp_path):
@@ -109,7 +109,7 @@ def test_programs_classify(classification_client, image_file, tmp_path):
     assert {row["label"] for row in answer["confidences"]} == {"cat", "dog", "horse"}
     (tmp_path / "text.png").write_text("no image")
     for image in (handle_file(str(tmp_path / "text.png")), None):
-        with pytest.raises(exceptions.AppError, match="no image"):
+        with pytest.raises(exceptions.AppError, match="image"):
             classification_client.predict(image, api_name="/classify")
 
 

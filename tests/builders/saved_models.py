@@ -44,17 +44,9 @@ def save_translator(folder: Path, preset: str = "reluformer", *, separate: bool 
 
 def save_classifier(folder: Path, preset: str = "relu-vit", **fields) -> Path:
     """An untrained image classifier with 2 × 3 patches and its image processor."""
-    config = vision_config(
-        preset,
-        image_size=[8, 12],
-        patch_size=4,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        intermediate_size=16,
-        num_labels=3,
-        **{"id2label": {0: "cat", 1: "dog", 2: "horse"}, **fields},
-    )
+    sizes = {"image_size": [8, 12], "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": HEADS, "intermediate_size": 16, "id2label": {0: "cat", 1: "dog", 2: "horse"}}
+    config = vision_config(preset, **{**sizes, **fields})
     AutoModelForImageClassification.from_config(config).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(folder)
     return folder

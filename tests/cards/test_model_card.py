@@ -5,18 +5,16 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
 from builders.finished_runs import image_run, translation_evaluation, translation_run, write_run
-from builders.translation_runs import SIZES
+from builders.saved_models import save_translator
 from reluformers import seq2seq_config
 from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
 from reluformers.publish.card import write_card
 from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.tokenization import train_tokenizer
 
 PINNED = Path(__file__).parent
 
@@ -51,13 +49,6 @@ def write_full_card(folder: Path, **options) -> Path:
     )
 
 
-def saved_translation_model(folder: Path) -> Path:
-    train_tokenizer([["red dog", "green tree"]], 100).save_pretrained(folder)
-    config = seq2seq_config("rela", **{**SIZES, "vocab_size": 100})
-    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.usefixtures("fixed_answers")
 class TestWholeCard:
     def test_of_a_translation_model(self, tmp_path):
@@ -89,7 +80,7 @@ class TestWholeCard:
     def test_a_card_that_is_there_stays(self, tmp_path):
         path = write_full_card(tmp_path)
         path.write_text("mine")
-        with pytest.raises(ValueError, match="is there already"):
+        with pytest.raises(ValueError, match="there already"):
             write_full_card(tmp_path)
         assert path.read_text() == "mine"
         write_full_card(tmp_path, overwrite=True)
@@ -111,7 +102,7 @@ class TestWholeCard:
 
 
 def test_the_command_shows_what_the_model_answers(tmp_path, monkeypatch, capsys):
-    folder = saved_translation_model(tmp_path / "model")
+    folder = save_translator(tmp_path / "model")
     output = tmp_path / "card"
     run_command("card", folder, "--repo_id", "a/b", "--example", "red dog", "--output", output)
     assert capsys.readouterr().out.strip() == str(output / "README.md")

@@ -99,22 +99,6 @@ def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, ca
     assert "TER" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "recipe.yaml"])
-def test_files_of_the_model_are_not_written_over(folder, rows, capsys, name):
-    before = (folder / name).read_bytes()
-    for option in ("--output", "--predictions"):
-        refused = refusal_of(
-            capsys, "evaluate", folder, "--data", rows / "validation.jsonl", option, folder / name, "--num_beams", 1
-        )
-        assert f"{name}: is read by the same command" in refused
-    assert "would be lost" in refusal_of(
-        capsys, "translate", "--model", folder, rows / "test.en", "--output", folder / name
-    )
-    assert (folder / name).read_bytes() == before
-    for _ in range(2):  # its own results are written anew
-        evaluated(folder, rows / "validation.jsonl")
-
-
 def test_options_of_data_sets_are_not_of_files(folder, rows, capsys):
     for name in ("data_config", "data_revision"):
         refused = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", f"{name}=x")

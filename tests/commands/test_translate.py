@@ -124,12 +124,6 @@ def test_a_file_that_is_not_there_is_no_text(folder, expected, capsys, tmp_path)
         assert printed(capsys, "--model", folder, text) == expected([text])
 
 
-def test_graphs_are_not_taken_for_a_model_of_pytorch(tmp_path, capsys):
-    (tmp_path / "export.json").write_text("{}")
-    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
-    assert "--runtime onnx" in refusal_of(capsys, "translate", "--model", tmp_path, "A man.")
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -1,6 +1,5 @@
 """Models of transformers become ours and go back: logits, generation, loss, gradients and every weight."""
 
-import json
 import random
 
 import pytest
@@ -215,18 +214,15 @@ def test_files_of_every_form_are_read(form, tmp_path):
     else:
         theirs.save_pretrained(tmp_path, max_shard_size="3KB" if "shards" in form else "1GB")
     if form.startswith("bin"):
-        weights = load_file(tmp_path / "model.safetensors") if form == "bin" else None
-        if weights is None:
-            index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-            for shard in set(index["weight_map"].values()):
-                torch.save(load_file(tmp_path / shard), tmp_path / shard.replace(".safetensors", ".bin"))
-                (tmp_path / shard).unlink()
-            index["weight_map"] = {k: v.replace(".safetensors", ".bin") for k, v in index["weight_map"].items()}
-            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-            (tmp_path / "model.safetensors.index.json").unlink()
-        else:
-            torch.save(weights, tmp_path / "pytorch_model.bin")
-            (tmp_path / "model.safetensors").unlink()
+        for path in list(tmp_path.glob("*.safetensors")):
+            torch.save(
+                load_file(path), tmp_path / path.name.replace("model", "pytorch_model").replace("safetensors", "bin")
+            )
+            path.unlink()
+        for path in list(tmp_path.glob("*.index.json")):
+            text = path.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+            (tmp_path / "pytorch_model.bin.index.json").write_text(text)
+            path.unlink()
     ours = convert(tmp_path, tmp_path / "ours")
     assert ours.dtype == theirs.dtype
     inputs = seq2seq_inputs(theirs)
@@ -245,85 +241,56 @@ def test_origin_and_licence_stand_in_the_card(tmp_path):
     assert origin(str(tmp_path / "source")) == {"base_model": None, "license": None}
 
 
-REFUSED = {
-    "teacher": lambda: DeiTForImageClassificationWithTeacher(random_vision("deit", 0).config),
-    "classifier": lambda: BartForSequenceClassification(random_seq2seq("bart", 0).config),
-    "activation": lambda: random_vision("vit", 0, hidden_act="tanh"),
-    "patches": lambda: random_vision("vit", 0, patch_size=[4, 2]),
+REFUSED = {  # and what the refusal names
+    "teacher": (lambda: DeiTForImageClassificationWithTeacher(random_vision("deit", 0).config), "weight"),
+    "classifier": (lambda: BartForSequenceClassification(random_seq2seq("bart", 0).config), "weight"),
+    "activation": (lambda: random_vision("vit", 0, hidden_act="tanh"), "tanh"),
+    "patches": (lambda: random_vision("vit", 0, patch_size=[4, 2]), "shape"),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("teacher", "weight"),
-        ("classifier", "weight"),
-        ("activation", "has the activation 'tanh', but it must be one of relu, gelu, "),
-        ("patches", "shape"),
-    ],
-)
-def test_what_cannot_be_expressed_is_refused_by_name(name, message, tmp_path):
-    REFUSED[name]().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed_is_refused_by_name(name, tmp_path):
+    build, named = REFUSED[name]
+    build().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=named):
         convert(tmp_path, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     random_vision("vit", 0).save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
+    path, bias = tmp_path / "model.safetensors", "vit.layernorm.bias"
     weights = load_file(path)
-    more = {**weights, "vit.encoder.layer.0.layer_scale": torch.ones(8)}
-    fewer = {name: tensor for name, tensor in weights.items() if name != "vit.layernorm.bias"}
-    other = {**weights, "vit.layernorm.bias": torch.ones(3)}
-    for changed, message in (
-        (more, "has the weight vit.layers.0.layer_scale, for which there is no place"),
-        (fewer, "lacks the weight vit.norm.bias"),
-        (other, r"vit.norm.bias has the shape \[3\] instead of \["),
-    ):
+    more, other = {"vit.encoder.layer.0.layer_scale": torch.ones(8)}, {bias: torch.ones(3)}
+    fewer = {name: tensor for name, tensor in weights.items() if name != bias}
+    for changed, named in ((weights | more, "layer_scale"), (fewer, r"vit\.norm\.bias"), (weights | other, "shape")):
         save_file(changed, path, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=named):
             convert(tmp_path, tmp_path / "ours")
 
 
+LEARNED = {"position_embedding_type": "learned", "position_offset": 2, "embedding_norm": "layer_norm"}
+
+
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "named"),
     [
-        (seq2seq_config("relu"), "encoder_attention is no plain softmax"),
-        (seq2seq_config("softmax", cross_attention="qknorm"), "cross_attention is no plain softmax"),
-        (seq2seq_config("softmax"), "cannot be a marian model, since position_embedding_type is 'sinusoidal' instead"),
+        (seq2seq_config("relu"), "encoder_attention"),
+        (seq2seq_config("softmax", cross_attention="qknorm"), "cross_attention"),
+        (seq2seq_config("softmax"), "marian.*position_embedding_type"),
         (
             seq2seq_config("softmax", position_embedding_type="sinusoidal_marian", activation_function="swiglu"),
-            "since activation_function is 'swiglu'$",
+            "swiglu",
         ),
-        (
-            seq2seq_config(
-                "softmax", position_embedding_type="learned", position_offset=2, embedding_norm="layer_norm",
-                tying="decoder", norm_position="post",
-            ),
-            "cannot be a bart model, since tying is 'decoder' instead of 'all'",
-        ),
-        (vision_config("softmax", "Ti/4", pooling="mean"), "cannot be a vit model, since .*pooling is 'mean' instead"),
+        (seq2seq_config("softmax", **LEARNED, tying="decoder", norm_position="post"), "bart.*tying"),
+        (vision_config("softmax", "Ti/4", pooling="mean"), "vit.*pooling"),
     ],
-)  # fmt: skip
-def test_what_others_cannot_compute_does_not_go_back(config, message, tmp_path):
+)
+def test_what_others_cannot_compute_does_not_go_back(config, named, tmp_path):
     config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         convert_back(tmp_path, tmp_path / "back")
-
-
-def test_a_folder_that_is_there_stays(tmp_path):
-    random_vision("vit", 0).save_pretrained(tmp_path / "source")
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours/mine.txt").write_text("mine")
-    for overwrite in (False, True):
-        with pytest.raises(ValueError):
-            convert(tmp_path / "source", tmp_path / "ours", overwrite=overwrite)
-    convert(tmp_path / "source", tmp_path / "older")
-    (tmp_path / "older/mine.txt").write_text("mine")
-    convert(tmp_path / "source", tmp_path / "older", overwrite=True)
-    assert not (tmp_path / "older/mine.txt").exists()
-    assert (tmp_path / "older/config.json").is_file()
 
 
 @pytest.mark.parametrize("turn", [convert, convert_back])
@@ -336,6 +303,6 @@ def test_neither_source_nor_checkpoint_is_lost(turn, tmp_path):
     (tmp_path / "link").symlink_to(run)
     before = sorted(tmp_path.rglob("*"))
     for folder in (run, tmp_path, tmp_path / "link", run / "checkpoint-3"):
-        with pytest.raises(ValueError, match=r"which is read for it|is or holds the checkpoint"):
+        with pytest.raises(ValueError, match="choose another folder"):
             turn(run, folder, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before

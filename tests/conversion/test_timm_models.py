@@ -124,7 +124,7 @@ def test_logits_are_those_of_timm(kind, tmp_path):
 def test_heads_can_be_given(tmp_path):
     weights = timm_weights(**PLAIN)
     save(tmp_path, weights, architecture="vit_odd_patch4_8")
-    with pytest.raises(ValueError, match="the number of heads of 'vit_odd_patch4_8' is not known; give it"):
+    with pytest.raises(ValueError, match="heads"):
         convert(tmp_path, tmp_path / "ours")
     model = convert(tmp_path, tmp_path / "ours", num_attention_heads=HEADS)
     pixels = torch.randn(2, 3, SIDE, SIDE)
@@ -132,19 +132,15 @@ def test_heads_can_be_given(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "config", "message"),
+    ("more", "config", "named"),
     [
-        (
-            {"blocks.0.ls1.gamma": torch.ones(WIDTH)},
-            {},
-            "has the weight vit.layers.0.ls1.gamma, for which there is no",
-        ),
-        ({"head_dist.bias": torch.ones(CLASSES)}, {}, "has the weight head_dist.bias, for which there is no place"),
-        ({}, {"global_pool": "map"}, "global_pool is 'map', but must be one of token, avg"),
-        ({}, {"model_args": {"act_layer": "mish"}}, "act_layer is 'mish', but must be one of gelu, "),
+        ({"blocks.0.ls1.gamma": torch.ones(WIDTH)}, {}, r"ls1\.gamma"),
+        ({"head_dist.bias": torch.ones(CLASSES)}, {}, r"head_dist\.bias"),
+        ({}, {"global_pool": "map"}, "global_pool"),
+        ({}, {"model_args": {"act_layer": "mish"}}, "act_layer"),
     ],
 )
-def test_what_cannot_be_expressed_is_refused_by_name(more, config, message, tmp_path):
+def test_what_cannot_be_expressed_is_refused_by_name(more, config, named, tmp_path):
     save(tmp_path, timm_weights(**PLAIN) | more, **config)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         convert(tmp_path, tmp_path / "ours")

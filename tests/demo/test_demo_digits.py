@@ -1,5 +1,6 @@
 """The image demo's steps: the set, and a saved folder in the process without reluformers."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,5 @@ def test_folder_opens_where_the_library_is_not(files, tmp_path):
     model.save_pretrained(tmp_path)
     build_image_processor(model.config).save_pretrained(tmp_path)
     answer = classify_in_clean_process(tmp_path, first_digit(files["validation"])[0])
-    assert answer.model_class.startswith("transformers_modules.")
-    assert answer.model_class.endswith(".ReLUViTForImageClassification")
-    assert answer.score == pytest.approx(0.1)  # an untrained head is 0
-    with pytest.raises(ValueError, match="holds no model; run make demo first"):
-        classify_in_clean_process(tmp_path / "none", first_digit(files["validation"])[0])
+    assert re.fullmatch(r"transformers_modules\..*\.ReLUViTForImageClassification", answer["model_class"])
+    assert answer["score"] == pytest.approx(0.1)  # an untrained head is 0

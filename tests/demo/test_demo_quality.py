@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from demo import train_model
 from demo.corpus import (
     KINDS,
     SOURCE,
@@ -21,7 +22,6 @@ from demo.corpus import (
     moment_line,
     plain,
 )
-from demo.steps import train_model
 from demo.translation import translate_rows, write_corpus
 from reluformers.translation import TranslationRecipe, train_translation
 

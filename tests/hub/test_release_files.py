@@ -28,7 +28,6 @@ SPOILT = {
     "another model": ("config.json", '{"model_type": "bert"}'),
     "a config that is no JSON": ("config.json", "{"),
     "a record that is no JSON": ("results.json", "{"),
-    "a picture that is missing": ("attention.png", None),
     "a card of another task": ("README.md", CARD.replace("translation", "image-classification")),
     "a card that the Hub refuses": ("README.md", CARD.replace("apache-2.0", "mine")),
     "a token": ("tokenizer_config.json", json.dumps({"a": TOKEN})),
@@ -62,19 +61,11 @@ def test_weights_in_parts_beside_whole_ones_are_ambiguous(folder, hub):
     assert not hub.repos
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        *(
-            TOKEN,
-            "ghp_" + "aB3d" * 9,
-            "github_pat_" + "11ABCDE_" * 6,
-            "sk-proj-" + "aB3_" * 12,
-            "AKIA" + "ABCD2345" * 2,
-        ),
-        *("AIza" + "SyA1-" * 7, "xoxb-" + "1234567890-" * 2 + "aB3d" * 6, "npm_" + "aB3d" * 9),
-    ],
-)
+KEYS = [TOKEN, "ghp_" + "aB3d" * 9, "github_pat_" + "11ABCDE_" * 6, "sk-proj-" + "aB3_" * 12, "AKIA" + "ABCD2345" * 2]
+KEYS += ["AIza" + "SyA1-" * 7, "xoxb-" + "1234567890-" * 2 + "aB3d" * 6, "npm_" + "aB3d" * 9]
+
+
+@pytest.mark.parametrize("key", KEYS)
 def test_keys_are_found_and_ordinary_text_is_none(tmp_path, key):
     (tmp_path / "notes.json").write_text(f'{{"a": "{key}"}}')
     with pytest.raises(ValueError, match=r"notes\.json"):
@@ -92,16 +83,9 @@ def test_links_out_of_the_folder_are_refused(folder, hub, tmp_path, name):
     assert not hub.repos
 
 
-OUTSIDE = {
-    "code": ("config.json", lambda text: json.dumps(json.loads(text) | {"auto_map": {"AutoConfig": "/tmp/evil.X"}})),
-    "a picture": ("README.md", lambda text: f"{text}\n![x](../elsewhere.png)\n"),
-}
-
-
-@pytest.mark.parametrize(("name", "change"), OUTSIDE.values(), ids=OUTSIDE)
-def test_a_folder_names_files_of_its_own_only(folder, tmp_path, name, change):
-    (tmp_path / "elsewhere.png").write_bytes(b"x")
-    (folder / name).write_text(change((folder / name).read_text()))
+def test_a_folder_names_code_of_its_own_only(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "/tmp/evil.X"}}))
     with pytest.raises(ValueError, match="outside of the folder"):
         refuse_links(folder)
 

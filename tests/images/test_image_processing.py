@@ -9,7 +9,6 @@ from transformers import AutoModelForImageClassification, pipeline
 # its home: the short name asks for torchvision in some supported versions
 from builders.pictures import encode, picture
 from reluformers import vision_config
-from reluformers.app import models as app
 from reluformers.images.augmentation import Augmentation, ImageCollator
 from reluformers.images.processing import build_image_processor, decode_image
 from reluformers.images.scoring import image_batches
@@ -85,7 +84,6 @@ def test_an_image_gives_the_same_pixels_on_every_way_to_a_model(classifier, tmp_
         "training with crops": ImageCollator(processor, Augmentation(crop="pad", padding=0))([row]),
         "scoring": next(iter(image_batches([row | {"label": 0}], processor))),
         "endpoint": handler.pipeline.preprocess(handler.read([file])[0]),
-        "app": processor(app.open_image(str(path)), return_tensors="pt"),
     }
     for way, batch in ways.items():
         torch.testing.assert_close(batch["pixel_values"], expected, rtol=0, atol=0, msg=way)

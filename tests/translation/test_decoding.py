@@ -275,10 +275,10 @@ def with_bigger_tokenizer(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (with_truncated_weights, "damaged or cut short"),
+        (with_truncated_weights, "deserializing"),
         (with_missing_tensor, r"lack 1 tensors, for example model\.encoder\.layers\.0\.mlp\.fc1\.weight"),
-        (with_other_shapes, r"3 weights do not fit config.json, .*\[16\] instead of \[32\]"),
-        (with_bigger_tokenizer, "model: the source tokenizer does not fit"),
+        (with_other_shapes, r"fc1.bias has the shape \[16\] instead of \[32\]"),
+        (with_bigger_tokenizer, "the source tokenizer does not fit"),
     ],
 )
 def test_unusable_folders_are_named_in_one_line(copy, damage, message):

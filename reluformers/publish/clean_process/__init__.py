@@ -34,19 +34,16 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
     environment or the Hub's client; transformers runs the code that lies in the folder.
 
     Args:
-        task: a key of `TASKS` in child.py.
+        task: "translation", "image-classification" or "compare".
         folder: of the model.
-        data: what that task reads: a line of text in UTF-8, a file with an image, or tensors.
+        data: what that task reads: a text in UTF-8, a file with an image, or tensors.
 
     Returns:
         What child.py writes for that task, with `model_class`.
 
     Raises:
-        ValueError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder}: holds no model; run make demo first")
     with tempfile.TemporaryDirectory() as home:
         process = subprocess.run(
             [sys.executable, "-I", str(CHILD), task, str(folder.resolve())],
@@ -60,7 +57,4 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
         raise RuntimeError(
             f"{folder} cannot be opened without reluformers:\n{process.stderr.decode(errors='replace')[-2000:]}"
         )
-    answer = json.loads(process.stdout)
-    if answer["has_library"]:
-        raise RuntimeError("the clean process can import reluformers, so it shows nothing")
-    return answer
+    return json.loads(process.stdout)

@@ -5,7 +5,6 @@ image or tensors on stdin, JSON on stdout. It imports nothing of this library an
 can.
 """
 
-import importlib.util
 import io
 import json
 import os
@@ -17,24 +16,20 @@ sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load  # noqa: E402
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, logging, pipeline  # noqa: E402
+from transformers import AutoConfig, AutoTokenizer, logging, pipeline  # noqa: E402
 
 # its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # noqa: E402
 
 
-def translate(folder: str, data: bytes) -> tuple[object, dict]:
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    tokens = model.generate(**tokenizer(data.decode(), return_tensors="pt"), num_beams=5)
-    return model, {"translation": tokenizer.decode(tokens[0], skip_special_tokens=True)}
-
-
-def classify(folder: str, data: bytes) -> tuple[object, dict]:
+def answer_of(task: str, folder: str, data: bytes) -> tuple[object, dict]:
+    """What the pipeline of a task makes of a text in UTF-8, or of a file with an image."""
+    pipe = pipeline(task, model=folder, trust_remote_code=True)
+    if task == "translation":
+        return pipe.model, pipe(data.decode(), num_beams=5)[0]
     from PIL import Image
 
-    classifier = pipeline("image-classification", model=folder, trust_remote_code=True)
-    return classifier.model, classifier(Image.open(io.BytesIO(data)), top_k=1)[0]
+    return pipe.model, pipe(Image.open(io.BytesIO(data)), top_k=1)[0]
 
 
 def compare(folder: str, data: bytes) -> tuple[object, dict]:
@@ -85,9 +80,6 @@ def summary_of(logits: torch.Tensor) -> dict[str, float]:
     return {name: float(f"{number:.5g}") for name, number in numbers.items()}
 
 
-TASKS = {"translation": translate, "image-classification": classify, "compare": compare}
-
-
 def main() -> None:
     task, folder = sys.argv[1:]
     # the model's code may print: that goes to stderr, so that stdout has the answer alone
@@ -95,9 +87,9 @@ def main() -> None:
     os.dup2(2, 1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model, answer = TASKS[task](folder, sys.stdin.buffer.read())
+    data = sys.stdin.buffer.read()
+    model, answer = compare(folder, data) if task == "compare" else answer_of(task, folder, data)
     answer["model_class"] = f"{type(model).__module__}.{type(model).__name__}"
-    answer["has_library"] = importlib.util.find_spec("reluformers") is not None
     with os.fdopen(output, "wb") as stdout:
         stdout.write(json.dumps(answer).encode())
 

@@ -23,7 +23,7 @@ from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json
-from reluformers.saved_models import load_config, model_files, to_accelerator
+from reluformers.saved_models import load_config, to_accelerator
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
@@ -53,8 +53,7 @@ def run(options: argparse.Namespace) -> None:
     if output.suffix != ".json":
         raise ValueError(f"--output is {options.output}, but must end in .json")
     picture = output.with_suffix(".png")
-    read = [path for model in options.models for path in model_files(model)]
-    check_output_files(output, picture, inputs=[options.data, *read])
+    check_output_files(output, picture, inputs=[options.data])
     task = common_task(options)
     models = dict.fromkeys(options.models)
     names = run_names([Path(model) for model in models])

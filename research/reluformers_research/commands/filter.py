@@ -24,7 +24,6 @@ from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.files import check_output_files
-from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.filtering import SCORES, keep_best, score_pairs
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
-    check_output_files(*options.output, inputs=[*text.paths, *model_files(options.model)])
+    check_output_files(*options.output, inputs=text.paths)
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
