@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,19 +16,10 @@ from reluformers.saved_models import to_accelerator
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
-from .results import Evaluation, Score
+from .results import Evaluation
 
 # sums of all columns over the rows → score
 ScoreOfSums = Callable[[np.ndarray], float]
-
-
-@dataclass
-class Scores:
-    """What a task counts of a model's answers, as `Evaluation` holds it."""
-
-    scores: dict[str, Score]
-    decoding: dict[str, Any] = field(default_factory=dict)
-    classes: dict[str, dict[str, Any]] | None = None
 
 
 @dataclass(kw_only=True)
@@ -89,11 +80,15 @@ class ScoringOptions:
 class Scorer:
     """Scores one saved model on one split.
 
-    A task has its own `recipe_options` (recipe → options by which a model is scored as its recipe says, beside those
-    of where the rows are), `load` (model and rows; returns which these are), `answer` (all rows; this is timed),
-    `count` (answers → `Scores`), `row_statistics` (answers → metric → what it counts of each row [rows, columns], so
-    that any selection of rows can be scored by its sums) and `scores_of_sums` (metric, the main one first → function
-    of such sums).
+    A task has its own
+
+    - `recipe_options`: recipe → options by which a model is scored as its recipe says, beside where the rows are;
+    - `load`: model and rows; returns which these are;
+    - `answer`: all rows; this is timed;
+    - `count`: answers → `scores` and further fields of `Evaluation`;
+    - `row_statistics`: answers → metric → what it counts of each row [rows, columns], so that any selection of rows
+      can be scored by its sums;
+    - `scores_of_sums`: metric, the main one first → function of such sums.
     """
 
     task: ClassVar[str]
@@ -121,16 +116,13 @@ class Scorer:
         started = time.perf_counter()
         self.answers = answers = self.answer()
         seconds = time.perf_counter() - started
-        scores = self.count(answers)
         evaluation = Evaluation(
             task=self.task,
             model=str(self.options.model),
             data=data,
-            scores=scores.scores,
-            decoding=scores.decoding,
             seconds=round(seconds, 3),
-            classes=scores.classes,
             circumstances=current_circumstances(self.model.device, seed=_training_seed(self.options.model)),
+            **self.count(answers),
         )
         self.write_files(answers, evaluation)  # before the report, which takes the more memory
         if self.options.attention_report:

@@ -159,7 +159,7 @@ def _answers(
             start = time.perf_counter()
             answer = scorer.answer()
             seconds = time.perf_counter() - start
-            scores = {key: score.value for key, score in scorer.count(answer).scores.items()}
+            scores = {key: score.value for key, score in scorer.count(answer)["scores"].items()}
             found[search] = {"seconds": round(seconds, 3), "scores": scores}
             if name == "pytorch":
                 found[search]["answer"] = answer

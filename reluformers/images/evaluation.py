@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import check_output_files
 
 from .loading import load_image_split
@@ -85,10 +85,10 @@ class ImageScorer(Scorer):
         self.data.checksum = str(checksum)
         return answers
 
-    def count(self, answers: Classified) -> Scores:
+    def count(self, answers: Classified) -> dict[str, Any]:
         """Accuracies and loss, and the scores of each class by name."""
         scores = {name: Score(value) for name, value in answers.scores().items()}
-        return Scores(scores, classes=class_results(answers.confusion_matrix(), self.names))
+        return {"scores": scores, "classes": class_results(answers.confusion_matrix(), self.names)}
 
     def row_statistics(self, answers: Classified) -> dict[str, np.ndarray]:
         """Hits and images: 1 or 0, and 1."""

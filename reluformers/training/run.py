@@ -19,7 +19,7 @@ from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
 from .averaging import mean_weights
-from .checkpoints import check_model, checkpoint_to_resume, checkpoints_of, read_manifest, set_aside_later, step_of
+from .checkpoints import check_model, checkpoint_to_resume, checkpoints_of, read_manifest, set_aside_later
 from .identity import check_same_run, run_record
 from .lock import only_run
 from .memory import GiveBackMemory, keep_freed_memory
@@ -217,10 +217,10 @@ def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
 
 def _load_average(trainer: TaskTrainer) -> None:
     """Give the model the mean of the weights of this run's last checkpoints."""
-    count, last = trainer.args.average_last, trainer.state.global_step
-    folders = [folder for folder in checkpoints_of(trainer.args.output_dir) if step_of(folder) <= last]
+    count, model = trainer.args.average_last, trainer.model
+    folders = checkpoints_of(trainer.args.output_dir)[-count:]
     if len(folders) < count:
         logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
-    model, means = trainer.model, mean_weights(folders[-count:])
-    averaged = type(model).from_pretrained(None, config=model.config, state_dict=means)
-    model.load_state_dict(averaged.state_dict())
+    if folders:
+        averaged = type(model).from_pretrained(None, config=model.config, state_dict=mean_weights(folders))
+        model.load_state_dict(averaged.state_dict())

@@ -17,7 +17,7 @@ from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import DTYPES
 
@@ -127,7 +127,7 @@ class TranslationScorer(Scorer):
         """Translations, in the order of the rows."""
         return translate(self.model, self.tokenizers, self.pairs["source"], progress=None, **self.decoding)
 
-    def count(self, answers: list[str]) -> Scores:
+    def count(self, answers: list[str]) -> dict[str, Any]:
         """BLEU with the precisions and lengths behind it, chrF, chrF++ and TER."""
         references = [[text] for text in self.pairs["target"]]
         metrics = [
@@ -145,7 +145,7 @@ class TranslationScorer(Scorer):
             score, signature = corpus_score(metric, options, answers, references)
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
-        return Scores(scores, self.decoding | precision)
+        return {"scores": scores, "decoding": self.decoding | precision}
 
     def row_statistics(self, answers: list[str]) -> dict[str, np.ndarray]:
         """What BLEU and chrF count of each pair."""

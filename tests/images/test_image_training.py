@@ -13,7 +13,6 @@ from builders.translation_runs import training_logs
 from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.images.run import load_splits
 from reluformers.images.scoring import classify
-from test_payload import run_clean
 
 
 @pytest.fixture(scope="module")
@@ -77,31 +76,6 @@ def test_the_folder_holds_all_that_belongs_to_it(finished):
     recipe = ImageRecipe.load(folder / "recipe.yaml")
     assert recipe.augmentation.mixup == 0.1
     assert recipe.data.train.endswith("train.parquet")
-
-
-def test_the_folder_classifies_where_nothing_of_this_library_is(finished, files, splits):
-    folder, results, _ = finished
-    pictures = [row["image"]["bytes"] for row in splits["test"]]
-    for number, picture in enumerate(pictures):
-        (folder / f"{number}.png").write_bytes(picture)
-    code = """
-        from transformers import AutoModelForImageClassification, pipeline
-        from transformers.models.auto.image_processing_auto import AutoImageProcessor
-
-        folder, count = sys.argv[1], int(sys.argv[2])
-        model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
-        processor = AutoImageProcessor.from_pretrained(folder)
-        classify = pipeline("image-classification", model=model, image_processor=processor)
-        by_name = pipeline("image-classification", model=folder, trust_remote_code=True)
-        images = [f"{folder}/{number}.png" for number in range(count)]
-        for image, answer in zip(images, classify(images)):
-            assert by_name(image)[0]["label"] == answer[0]["label"]
-            print(answer[0]["label"])
-        assert "reluformers" not in sys.modules
-    """
-    labels = run_clean(code, folder, str(folder), str(len(pictures))).split()
-    right = sum(label == CLASSES[row["label"]] for label, row in zip(labels, splits["test"], strict=True))
-    assert right / len(pictures) == pytest.approx(results["test_accuracy"])
 
 
 def test_evaluation_sees_each_image_once(splits, tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from reluformers.evaluation.results import Evaluation, Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 
 from .measures import token_losses
 from .models import GatedLlamaForCausalLM
@@ -71,9 +71,9 @@ class CausalScorer(Scorer):
         self.model.eval()
         return token_losses(self.model, self.rows.to(self.model.device)).cpu()
 
-    def count(self, answers: Tensor) -> Scores:
+    def count(self, answers: Tensor) -> dict[str, Any]:
         """Their mean."""
-        return Scores({"loss": Score(answers.mean().item())})
+        return {"scores": {"loss": Score(answers.mean().item())}}
 
     def row_statistics(self, answers: Tensor) -> dict[str, np.ndarray]:
         """Millionths of nats and tokens."""
