@@ -51,10 +51,6 @@ class ScoringOptions:
     row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
 
     def __post_init__(self):
-        is_of_files = isinstance(self.data, dict) or Path(self.data).is_file()
-        for name in ("data_config", "data_revision"):
-            if is_of_files and getattr(self, name) is not None:
-                raise ValueError(f"--{name} is {getattr(self, name)!r}, but is of a data set, and {self.data} is none")
         if self.split is None:
             is_by_split = isinstance(self.data, dict) and "test" in self.data
             self.split = "test" if is_by_split else named_split(self.data, "test")

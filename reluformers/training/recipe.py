@@ -163,8 +163,7 @@ class Recipe:
     def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The model section; the values themselves are checked by the configuration class."""
         preset = values.get("preset", "softmax")
-        if preset not in list(ATTENTION_PRESETS):
-            raise ValueError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+        check_name(preset, ATTENTION_PRESETS, "model.preset")
         given = {item.name: values[item.name] for item in dataclasses.fields(_StartSection) if item.name in values}
         with naming("model"):
             options = _StartSection(**check_fields("model", given, _StartSection))
@@ -189,27 +188,15 @@ class Recipe:
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`.
-
-    Raises:
-        ValueError: the file is not YAML with sections, or an override is not of the form `section.key=value`.
-    """
-    sections = _read_with_base(Path(path))
-    for text in overrides:
-        override(sections, text)
-    return sections
-
-
-def _read_with_base(path: Path) -> dict[str, Any]:
-    """The sections of a recipe over those of its base."""
-    sections = read_yaml(path) or {}
-    if not isinstance(sections, dict):
-        raise ValueError(f"{path}: a recipe has sections, such as model and data, but this file holds {sections!r}")
+    """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`."""
+    sections = dict(check_mapping(str(path), read_yaml(path) or {}))
     base = sections.pop("base", None)
-    merged = {} if base is None else _read_with_base(path.parent / str(base))
+    merged = {} if base is None else read_sections(Path(path).parent / str(base))
     for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values
+    for text in overrides:
+        override(merged, text)
     return merged
 
 
@@ -232,7 +219,7 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(f"{_TAG}float", _exponent, list("-+.0123456789"))
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: str | Path) -> Any:
     """What a file of YAML holds; a ValueError names one that is none."""
     return _parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
+from reluformers.configuration.field_checks import check_number
 from reluformers.conversion.calibration import Call, exchanged_modules, recording
 from reluformers.conversion.convert import build_model, open_source
 
@@ -42,10 +43,8 @@ class TransferOptions:
     schedule_updates: int = 0
 
     def __post_init__(self):
-        if not 0 <= self.distillation <= 1:
-            raise ValueError(f"model.distillation is {self.distillation}, but must be in [0, 1]")
-        if not 0 <= self.attention_distillation < float("inf"):
-            raise ValueError(f"model.attention_distillation is {self.attention_distillation}, but must be 0 or more")
+        check_number("model", "distillation", self.distillation, "[0, 1]")
+        check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
         if self.is_gradual != (self.schedule_updates > 0):
             raise ValueError(
                 f"model.schedule_updates is {self.schedule_updates}: it must be 1 or more with model.schedule "

@@ -99,12 +99,6 @@ def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, ca
     assert "TER" in caplog.text
 
 
-def test_options_of_data_sets_are_not_of_files(folder, rows, capsys):
-    for name in ("data_config", "data_revision"):
-        refused = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", f"{name}=x")
-        assert f"{name} is 'x'" in refused
-
-
 def test_a_split_is_called_by_its_name(folder, rows):
     assert evaluated(folder, rows / "validation.jsonl")["data"]["split"] == "validation"
     assert evaluated(folder, rows / "test.en", rows / "test.de")["data"]["split"] == "test"
