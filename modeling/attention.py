@@ -423,7 +423,7 @@ class MultiHeadAttention(AttentionVariant):
         # after unit length, a learned scale is the norm's gain
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
-        gain = self.scale.expand(self.head_dim) if is_gain else None
+        gain = self.scale if is_gain else None
         query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)

@@ -22,7 +22,7 @@ from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
-from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, RowStatistics, RowTensors, regularizer_sums
+from .regularization import RowTensors, SiteRows, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
@@ -168,37 +168,41 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
-        """Add up the row statistics of all layers of one site at once, which takes few operations."""
-        bound = self.config.entropy_bound if self.is_regularized else None
-        rows = RowStatistics.stack(layers)
-        if rows is None:
-            return None
+    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+        """Return the row statistics of all layers of one site, or nothing where there are none."""
+        # a layer may be computed by another model's attention
+        layers = [tensors for tensors in layers if tensors[0] is not None]
+        if not layers:
+            return []
         config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
-        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
+        return [SiteRows(layers, mask.key_counts, mask.query_mask, *numbers)]
 
     @property
     def is_regularized(self) -> bool:
         """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
         return self.training and self.config.has_regularizer
 
-    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
-        if sums is None:
+        if not sites:
             return None, None
-        means = sums / sums[ROWS].clamp_min(1)
+        config = self.config
+        sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
+        normalization, entropy_excess, null_rows, number = sums.unbind()
+        number = number.clamp_min(1)
+        null_rate = (null_rows / number).detach()
         if not self.is_regularized:
-            return None, means[NULL_ROWS].detach()
-        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
-        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+            return None, null_rate
+        loss = config.normalization_loss_weight * normalization + config.entropy_loss_weight * entropy_excess
+        loss = loss / number
         if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
             logger.warning_once(
                 "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
                 "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
             )
-        return loss, means[NULL_ROWS].detach()
+        return loss, null_rate

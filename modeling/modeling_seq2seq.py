@@ -33,7 +33,7 @@ from .kernels import apply_dropout, kernels
 from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
-from .regularization import add_regularizer_sums, tensors_of
+from .regularization import SiteRows, tensors_of
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
@@ -42,23 +42,23 @@ if TYPE_CHECKING:  # a model is saved with the files that its own files name, an
 
 @dataclass
 class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
-    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
+    """Encoder output; `site_rows` are statistics of its rows where these are needed."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
 class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Decoder output; `regularizer_sums` as in the encoder's."""
+    """Decoder output; `site_rows` as in the encoder's."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
 class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
-    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
+    """Output of the model without head; `site_rows` of encoder and decoder."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
@@ -299,8 +299,8 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
-        sums = self.regularizer_sums(rows, mask, "encoder")
-        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
+        site_rows = self.site_rows(rows, mask, "encoder")
+        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, site_rows=site_rows or None)
 
 
 class Seq2SeqTransformerDecoder(TransformerStack):
@@ -373,14 +373,10 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         hidden_states, found = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
-        sums = add_regularizer_sums(
-            [
-                self.regularizer_sums([part[:2] for part in found], mask, "decoder"),
-                self.regularizer_sums([part[2:] for part in found], source_mask, "cross"),
-            ]
-        )
+        site_rows = self.site_rows([part[:2] for part in found], mask, "decoder")
+        site_rows += self.site_rows([part[2:] for part in found], source_mask, "cross")
         return Seq2SeqTransformerDecoderOutput(
-            last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
+            last_hidden_state=hidden_states, site_rows=site_rows or None, **{CACHE_NAME: cache}
         )
 
     @staticmethod
@@ -466,13 +462,13 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
                 rate.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
-        encoder_sums, cache = None, one_cache(past_key_values, cache)
+        encoder_rows, cache = None, one_cache(past_key_values, cache)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-            # those of an earlier call do not count again; `generate` also repeats them like rows
-            encoder_sums, encoder_states = encoder_outputs.regularizer_sums, encoder_outputs.last_hidden_state
+            # those of an earlier call do not count again
+            encoder_rows, encoder_states = encoder_outputs.site_rows, encoder_outputs.last_hidden_state
         else:
             if not isinstance(encoder_outputs, BaseModelOutput):
                 encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
@@ -498,7 +494,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            regularizer_sums=add_regularizer_sums([encoder_sums, decoder_outputs.regularizer_sums]),
+            site_rows=[*(encoder_rows or ()), *(decoder_outputs.site_rows or ())] or None,
             **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
         )
 
@@ -632,9 +628,9 @@ class Seq2SeqTransformerForConditionalGeneration(
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        regularization_loss, null_rate = self.regularize(outputs.site_rows, labels)
         loss = None if labels is None else self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
-        own = {"last_hidden_state", "regularizer_sums"}
+        own = {"last_hidden_state", "site_rows"}
         return Seq2SeqTransformerLMOutput(
             loss=loss,
             logits=logits,

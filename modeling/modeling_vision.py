@@ -29,7 +29,7 @@ from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import at_least_float32, build_norm
 from .patch_embeddings import PatchEmbeddings
-from .regularization import add_regularizer_sums, tensors_of
+from .regularization import SiteRows, tensors_of
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
     from .handler_images import EndpointHandler as EndpointHandler
@@ -39,9 +39,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class VisionTransformerOutput(BaseModelOutputWithPooling):
-    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, or None."""
+    """Output of the model without head; `site_rows` are statistics of its rows where these are needed."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
@@ -171,14 +171,12 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled, *pooling_rows = self.pool(hidden_states, self.attention_options(pooling_mask, **outputs))
-        sums = [
-            self.regularizer_sums(rows, mask, "encoder"),
-            self.regularizer_sums([tuple(pooling_rows)], pooling_mask, "pooling"),
-        ]
+        site_rows = self.site_rows(rows, mask, "encoder")
+        site_rows += self.site_rows([tuple(pooling_rows)], pooling_mask, "pooling")
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
-            regularizer_sums=add_regularizer_sums(sums),
+            site_rows=site_rows or None,
         )
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
@@ -234,7 +232,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        regularization_loss, null_rate = self.regularize(outputs.site_rows, labels)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels)

@@ -21,7 +21,7 @@ def norm(
 
     Args:
         states: x [..., dim].
-        gain, gate: g and w [dim]; None leaves them out, σ too.
+        gain, gate: g [dim] or [1], and w [dim]; None leaves them out, σ too.
         eps: ε.
         is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
         plain: the same of all before, in operations of PyTorch: gradients of gradients are by it.
@@ -31,7 +31,7 @@ def norm(
     return _Norm.apply(states, gain, gate, eps, is_mean, plain)
 
 
-def _is_taken(states: Tensor, *vectors: Tensor | None) -> bool:
+def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
     if is_traced():  # graphs fuse norms by themselves
         return False
@@ -45,8 +45,9 @@ def _is_taken(states: Tensor, *vectors: Tensor | None) -> bool:
     else:
         return False
     # whatever else there is, PyTorch takes or refuses it
-    fitting = (vector is None or vector.shape == states.shape[-1:] for vector in vectors)
-    tensors = [tensor for tensor in (states, *vectors) if tensor is not None]
+    shapes = states.shape[-1:], (1,)
+    fitting = (vector is None or vector.shape in shapes[:number] for vector, number in ((gain, 2), (gate, 1)))
+    tensors = [tensor for tensor in (states, gain, gate) if tensor is not None]
     are_plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device == states.device for tensor in tensors)
     return is_known and all(fitting) and are_plain
 
@@ -59,14 +60,22 @@ def _code_for(states: Tensor) -> ModuleType:
     return triton_norms
 
 
+def _wide(gain: Tensor | None, states: Tensor) -> Tensor | None:
+    return None if gain is None else gain.expand(states.shape[-1])
+
+
 def _run_forward(states, gain, gate, eps, is_mean) -> Tensor:
-    return _code_for(states).norm_forward(states, gain, gate, eps, is_mean)
+    return _code_for(states).norm_forward(states, _wide(gain, states), gate, eps, is_mean)
 
 
 def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, g and w; those of vectors that are not there are empty, as an operator returns tensors."""
-    grads = _code_for(states).norm_backward(grad_output.to(states.dtype), states, gain, gate, eps, is_mean)
-    return tuple(states.new_empty(0) if grad is None else grad for grad in grads)
+    inputs = (grad_output.to(states.dtype), states, _wide(gain, states), gate)
+    grads = _code_for(states).norm_backward(*inputs, eps, is_mean)
+    grads = [states.new_empty(0) if grad is None else grad for grad in grads]
+    if gain is not None and gain.shape != grads[1].shape:
+        grads[1] = grads[1].sum().view(1)
+    return tuple(grads)
 
 
 _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"

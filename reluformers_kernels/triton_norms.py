@@ -52,7 +52,7 @@ def _scaled(x, eps, IS_MEAN: tl.constexpr, WIDTH: tl.constexpr):
 def norm_forward_kernel(
     states, gain, gate, output, row_number, eps,
     WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     is_inside = (rows < row_number)[:, None] & (columns < WIDTH)[None]
@@ -60,7 +60,7 @@ def norm_forward_kernel(
     factor, _ = _scaled(x, eps, IS_MEAN, WIDTH)
     y = x * factor
     if HAS_GAIN:
-        y *= tl.load(gain + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None]
+        y *= tl.load(gain + columns * STEP, mask=columns < WIDTH, other=0.0).to(tl.float32)[None]
     if HAS_GATE:
         y *= tl.sigmoid(tl.load(gate + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None] * x)
     places = rows[:, None].to(tl.int64) * WIDTH + columns[None]
@@ -71,13 +71,13 @@ def norm_forward_kernel(
 def norm_backward_kernel(
     grad_output, states, gain, gate, grad_states, grad_gain, grad_gate, row_number, eps,
     WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs, columns = tl.program_id(0), tl.num_programs(0), tl.arange(0, COLUMNS)
     is_column = columns < WIDTH
     g, w = tl.full([COLUMNS], 1.0, tl.float32), tl.full([COLUMNS], 1.0, tl.float32)
     if HAS_GAIN:
-        g = tl.load(gain + columns, mask=is_column, other=0.0).to(tl.float32)
+        g = tl.load(gain + columns * STEP, mask=is_column, other=0.0).to(tl.float32)
     if HAS_GATE:
         w = tl.load(gate + columns, mask=is_column, other=0.0).to(tl.float32)
     sum_gain, sum_gate = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
@@ -120,7 +120,8 @@ def _options(states: Tensor, gain: Tensor | None, gate: Tensor | None, is_mean: 
     columns = triton.next_power_of_2(width)
     return {
         **{"WIDTH": width, "IS_MEAN": is_mean, "HAS_GAIN": gain is not None, "HAS_GATE": gate is not None},
-        **{"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns},
+        # of a gain that all columns share
+        **{"STEP": 0 if gain is None else gain.stride(0), "ROWS": max(1, NUMBERS // columns), "COLUMNS": columns},
     }
 
 
@@ -128,7 +129,7 @@ def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: 
     """y [..., width] of x [..., width], in x's dtype, with gain g and gate w [width] or None."""
     states, options = states.contiguous(), _options(states, gain, gate, is_mean)
     output, rows = torch.empty_like(states), states.numel() // states.shape[-1]
-    vectors = [states if vector is None else vector.contiguous() for vector in (gain, gate)]
+    vectors = [states if gain is None else gain, states if gate is None else gate.contiguous()]
     grid = (triton.cdiv(rows, options["ROWS"]),)
     norm_forward_kernel[grid](states, *vectors, output, rows, eps, **options)
     return output
@@ -141,7 +142,7 @@ def norm_backward(
     states, options = states.contiguous(), _options(states, gain, gate, is_mean)
     grad_states, rows = torch.empty_like(states), states.numel() // states.shape[-1]
     programs = min(PROGRAMS, triton.cdiv(rows, options["ROWS"]))
-    vectors = [states if vector is None else vector.contiguous() for vector in (gain, gate)]
+    vectors = [states if gain is None else gain, states if gate is None else gate.contiguous()]
     sums = [
         None if vector is None else states.new_empty(programs, states.shape[-1], dtype=torch.float32)
         for vector in (gain, gate)

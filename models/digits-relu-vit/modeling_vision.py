@@ -26,17 +26,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import (
     DEFAULT_BACKEND,
-    ENTROPY,
-    NORMALIZATION,
-    NULL_ROWS,
-    ROWS,
     AttentionMask,
     MultiHeadAttention,
     NormGate,
-    RowStatistics,
     RowTensors,
     ScaleNorm,
-    add_regularizer_sums,
+    SiteRows,
     apply_dropout,
     at_least_float32,
     attention_backend,
@@ -318,40 +313,44 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
-        """Add up the row statistics of all layers of one site at once, which takes few operations."""
-        bound = self.config.entropy_bound if self.is_regularized else None
-        rows = RowStatistics.stack(layers)
-        if rows is None:
-            return None
+    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+        """Return the row statistics of all layers of one site, or nothing where there are none."""
+        # a layer may be computed by another model's attention
+        layers = [tensors for tensors in layers if tensors[0] is not None]
+        if not layers:
+            return []
         config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
-        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
+        return [SiteRows(layers, mask.key_counts, mask.query_mask, *numbers)]
 
     @property
     def is_regularized(self) -> bool:
         """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
         return self.training and self.config.has_regularizer
 
-    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
-        if sums is None:
+        if not sites:
             return None, None
-        means = sums / sums[ROWS].clamp_min(1)
+        config = self.config
+        sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
+        normalization, entropy_excess, null_rows, number = sums.unbind()
+        number = number.clamp_min(1)
+        null_rate = (null_rows / number).detach()
         if not self.is_regularized:
-            return None, means[NULL_ROWS].detach()
-        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
-        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+            return None, null_rate
+        loss = config.normalization_loss_weight * normalization + config.entropy_loss_weight * entropy_excess
+        loss = loss / number
         if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
             logger.warning_once(
                 "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
                 "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
             )
-        return loss, means[NULL_ROWS].detach()
+        return loss, null_rate
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -472,9 +471,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class VisionTransformerOutput(BaseModelOutputWithPooling):
-    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, or None."""
+    """Output of the model without head; `site_rows` are statistics of its rows where these are needed."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
@@ -604,14 +603,12 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled, *pooling_rows = self.pool(hidden_states, self.attention_options(pooling_mask, **outputs))
-        sums = [
-            self.regularizer_sums(rows, mask, "encoder"),
-            self.regularizer_sums([tuple(pooling_rows)], pooling_mask, "pooling"),
-        ]
+        site_rows = self.site_rows(rows, mask, "encoder")
+        site_rows += self.site_rows([tuple(pooling_rows)], pooling_mask, "pooling")
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
-            regularizer_sums=add_regularizer_sums(sums),
+            site_rows=site_rows or None,
         )
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
@@ -667,7 +664,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        regularization_loss, null_rate = self.regularize(outputs.site_rows, labels)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels)

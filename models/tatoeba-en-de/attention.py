@@ -518,8 +518,6 @@ class AttentionMask:
 
 # sums of rows and of weighted logs, None where they are not needed
 RowTensors = tuple[Tensor | None, Tensor | None]
-# index of each of the regulariser's sums
-NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
 
 
 @dataclass
@@ -547,21 +545,6 @@ class RowStatistics:
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
     @classmethod
-    def stack(cls, layers: "list[RowTensors]") -> "RowStatistics | None":
-        """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
-        # a layer may be computed by another model's attention
-        layers = [tensors for tensors in layers if tensors[0] is not None]
-        if not layers:
-            return None
-        device = layers[-1][0].device
-        return cls(
-            *(
-                None if parts[0] is None else torch.stack([part.to(device) for part in parts])
-                for parts in zip(*layers, strict=True)
-            )
-        )
-
-    @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
         """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
@@ -575,59 +558,77 @@ def tensors_of(rows: RowStatistics | None) -> RowTensors:
     return (None, None) if rows is None else (rows.row_sums, rows.weighted_logs)
 
 
-def regularizer_sums(
-    rows: RowStatistics,
-    key_counts: Tensor | int,
-    query_mask: Tensor | None,
-    entropy_bound: float | None,
-    coefficient: float = 1.0,
-    exponent: float = 0.0,
-) -> Tensor:
-    r"""Sums over the rows of real queries of all layers of a site, so that sites of different sizes add to one mean.
+@dataclass
+class SiteRows:
+    """Statistics of the rows of all layers of one site of a model, and what the regulariser has to know of these.
+
+    Args:
+        layers: `tensors_of` each layer that has some; the weighted logs are needed with an entropy bound.
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
+        query_mask: bool, True = real query [batch, query_len], or None for all.
+        coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
+    """
+
+    layers: list[RowTensors]
+    key_counts: Tensor | int
+    query_mask: Tensor | None
+    coefficient: float = 1.0
+    exponent: float = 0.0
+
+    def of_rows(self, numbers: Tensor | float) -> Tensor:
+        """Repeat what broadcasts to [batch, heads, query_len] for the rows of all layers."""
+        row_sums = self.layers[0][0]
+        if not isinstance(numbers, Tensor):
+            numbers = row_sums.new_full((), numbers)
+        return numbers.expand(len(self.layers), *row_sums.shape).flatten()
+
+
+def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tensor:
+    r"""Sums over the rows of real queries of all layers and sites, made at once, which takes few operations.
 
     With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
 
     Args:
-        rows: of the weights before dropout [..., batch, heads, query_len]; its `weighted_logs` are needed with an
-            entropy bound.
-        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
-        query_mask: bool, True = real query [batch, query_len], or None for all.
+        sites: at least one; those that differ in c or α are summed apart.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
-        coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
 
     Returns:
-        [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
+        [4], at least float32, on the device of the last layer: Σ normalisation term, Σ entropy term, number of null
+        rows, number of rows.
     """
+    divisors = {(site.coefficient, site.exponent) for site in sites}
+    if len(divisors) > 1:
+        parts = ([site for site in sites if (site.coefficient, site.exponent) == divisor] for divisor in divisors)
+        return torch.stack([regularizer_sums(part, entropy_bound) for part in parts]).sum(0)
+    device = sites[-1].layers[-1][0].device
 
-    row_sums = rows.row_sums
-    is_used = row_sums != 0
-    if query_mask is None:
-        number = row_sums.new_full((), row_sums.numel())
-    else:
-        is_real = query_mask[:, None].to(row_sums.device)
-        is_used, number = is_used & is_real, is_real.expand_as(row_sums).sum().to(row_sums.dtype)
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat([part.flatten().to(device) for part in parts])
+
+    sums, logs = zip(*(layer for site in sites for layer in site.layers), strict=True)
+    row_sums = joined(sums)
+    is_used, number = row_sums != 0, row_sums.new_full((), row_sums.numel())
+    if any(site.query_mask is not None for site in sites):
+        masks = [True if site.query_mask is None else site.query_mask[:, None] for site in sites]
+        is_real = joined([site.of_rows(mask) for site, mask in zip(sites, masks, strict=True)]).bool()
+        is_used, number = is_used & is_real, is_real.sum(dtype=row_sums.dtype)
+    used = is_used.to(row_sums.dtype)
     if entropy_bound is None:
         normalization = entropy_excess = row_sums.new_zeros(())
     else:
-        log_counts, is_unused = length_factor(key_counts, "log_length", 1, row_sums.dtype), ~is_used
-        if isinstance(log_counts, Tensor):
-            log_counts = log_counts.squeeze(-1).to(row_sums.device)
-        safe_sums = row_sums.masked_fill(is_unused, 1.0)
+        counts = [length_factor(site.key_counts, "log_length", 1, row_sums.dtype) for site in sites]
+        counts = [part.squeeze(-1) if isinstance(part, Tensor) else part for part in counts]
+        log_counts = joined([site.of_rows(part) for site, part in zip(sites, counts, strict=True)])
+        safe_sums = row_sums.masked_fill(~is_used, 1.0)
         log_sums = safe_sums.log()
-        entropy = log_sums - rows.weighted_logs / safe_sums
-        excess = entropy - entropy_bound * log_counts
-        entropy_excess = functional.relu(excess.masked_fill(is_unused, 0.0)).sum()
+        excess = log_sums - joined(logs) / safe_sums - entropy_bound * log_counts
+        coefficient, exponent = divisors.pop()
         if (coefficient, exponent) != (1, 0):
-            log_sums = (log_sums - (exponent * log_counts + math.log(coefficient))).masked_fill(is_unused, 0.0)
-        normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-    return torch.stack([normalization, entropy_excess, number - is_used.sum(), number])
-
-
-def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
-    """Sum of the sums that there are, on the device of the last; None if there are none."""
-    parts = [part for part in parts if part is not None]
-    return torch.stack([part.to(parts[-1].device) for part in parts]).sum(0) if parts else None
+            log_sums = log_sums - (exponent * log_counts + math.log(coefficient))
+        normalization = torch.dot(log_sums.abs(), used)
+        entropy_excess = torch.dot(functional.relu(excess), used)
+    return torch.stack([normalization, entropy_excess, number - used.sum(), number])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1030,7 +1031,7 @@ class MultiHeadAttention(AttentionVariant):
         # after unit length, a learned scale is the norm's gain
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
-        gain = self.scale.expand(self.head_dim) if is_gain else None
+        gain = self.scale if is_gain else None
         query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)

@@ -33,18 +33,13 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import (
     DEFAULT_BACKEND,
-    ENTROPY,
-    NORMALIZATION,
-    NULL_ROWS,
-    ROWS,
     AttentionMask,
     MultiHeadAttention,
     NormGate,
-    RowStatistics,
     RowTensors,
     ScaleNorm,
+    SiteRows,
     UnitLinear,
-    add_regularizer_sums,
     apply_dropout,
     at_least_float32,
     attention_backend,
@@ -448,40 +443,44 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
-        """Add up the row statistics of all layers of one site at once, which takes few operations."""
-        bound = self.config.entropy_bound if self.is_regularized else None
-        rows = RowStatistics.stack(layers)
-        if rows is None:
-            return None
+    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+        """Return the row statistics of all layers of one site, or nothing where there are none."""
+        # a layer may be computed by another model's attention
+        layers = [tensors for tensors in layers if tensors[0] is not None]
+        if not layers:
+            return []
         config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
-        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
+        return [SiteRows(layers, mask.key_counts, mask.query_mask, *numbers)]
 
     @property
     def is_regularized(self) -> bool:
         """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
         return self.training and self.config.has_regularizer
 
-    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
-        if sums is None:
+        if not sites:
             return None, None
-        means = sums / sums[ROWS].clamp_min(1)
+        config = self.config
+        sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
+        normalization, entropy_excess, null_rows, number = sums.unbind()
+        number = number.clamp_min(1)
+        null_rate = (null_rows / number).detach()
         if not self.is_regularized:
-            return None, means[NULL_ROWS].detach()
-        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
-        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+            return None, null_rate
+        loss = config.normalization_loss_weight * normalization + config.entropy_loss_weight * entropy_excess
+        loss = loss / number
         if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
             logger.warning_once(
                 "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
                 "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
             )
-        return loss, means[NULL_ROWS].detach()
+        return loss, null_rate
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -568,23 +567,23 @@ if TYPE_CHECKING:  # a model is saved with the files that its own files name, an
 
 @dataclass
 class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
-    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
+    """Encoder output; `site_rows` are statistics of its rows where these are needed."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
 class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Decoder output; `regularizer_sums` as in the encoder's."""
+    """Decoder output; `site_rows` as in the encoder's."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
 class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
-    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
+    """Output of the model without head; `site_rows` of encoder and decoder."""
 
-    regularizer_sums: Tensor | None = None
+    site_rows: list[SiteRows] | None = None
 
 
 @dataclass
@@ -825,8 +824,8 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
-        sums = self.regularizer_sums(rows, mask, "encoder")
-        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
+        site_rows = self.site_rows(rows, mask, "encoder")
+        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, site_rows=site_rows or None)
 
 
 class Seq2SeqTransformerDecoder(TransformerStack):
@@ -899,14 +898,10 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         hidden_states, found = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
-        sums = add_regularizer_sums(
-            [
-                self.regularizer_sums([part[:2] for part in found], mask, "decoder"),
-                self.regularizer_sums([part[2:] for part in found], source_mask, "cross"),
-            ]
-        )
+        site_rows = self.site_rows([part[:2] for part in found], mask, "decoder")
+        site_rows += self.site_rows([part[2:] for part in found], source_mask, "cross")
         return Seq2SeqTransformerDecoderOutput(
-            last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
+            last_hidden_state=hidden_states, site_rows=site_rows or None, **{CACHE_NAME: cache}
         )
 
     @staticmethod
@@ -992,13 +987,13 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
                 rate.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
-        encoder_sums, cache = None, one_cache(past_key_values, cache)
+        encoder_rows, cache = None, one_cache(past_key_values, cache)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-            # those of an earlier call do not count again; `generate` also repeats them like rows
-            encoder_sums, encoder_states = encoder_outputs.regularizer_sums, encoder_outputs.last_hidden_state
+            # those of an earlier call do not count again
+            encoder_rows, encoder_states = encoder_outputs.site_rows, encoder_outputs.last_hidden_state
         else:
             if not isinstance(encoder_outputs, BaseModelOutput):
                 encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
@@ -1024,7 +1019,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            regularizer_sums=add_regularizer_sums([encoder_sums, decoder_outputs.regularizer_sums]),
+            site_rows=[*(encoder_rows or ()), *(decoder_outputs.site_rows or ())] or None,
             **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
         )
 
@@ -1158,9 +1153,9 @@ class Seq2SeqTransformerForConditionalGeneration(
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        regularization_loss, null_rate = self.regularize(outputs.site_rows, labels)
         loss = None if labels is None else self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
-        own = {"last_hidden_state", "regularizer_sums"}
+        own = {"last_hidden_state", "site_rows"}
         return Seq2SeqTransformerLMOutput(
             loss=loss,
             logits=logits,

@@ -23,6 +23,7 @@ from builders.models import (
 from reluformers import seq2seq_config
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
+from reluformers.modeling.regularization import regularizer_sums
 
 from .test_modeling_common import RICH
 
@@ -130,10 +131,10 @@ def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
             labels.clamp_min(1),
             encoder_hidden_states=model.model.encoder(input_ids=rows).last_hidden_state,
             query_mask=labels.ne(-100),
-        ).regularizer_sums
+        ).site_rows
         for rows in (source, source.repeat_interleave(2, 0))
     ]
-    torch.testing.assert_close(*sums)
+    torch.testing.assert_close(*(regularizer_sums(sites, model.config.entropy_bound) for sites in sums))
 
 
 def test_beam_search_keeps_the_source_in_place():

@@ -17,6 +17,7 @@ from reluformers.modeling.layers import drop_path
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
 from reluformers.modeling.patch_embeddings import sincos2d_table
+from reluformers.modeling.regularization import regularizer_sums
 
 POOLINGS = ["cls", "mean", "attention"]
 
@@ -359,7 +360,7 @@ def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_return
     torch.testing.assert_close(output.hidden_states[0], model.vit.embeddings(pixels))
     torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean(1))
-    rows = model.vit(pixels, output_null_rate=True).regularizer_sums[-1]
+    rows = regularizer_sums(model.vit(pixels, output_null_rate=True).site_rows, None)[-1]
     assert rows == 3 * 2 * 3 * 6  # images x heads x layers x tokens
     assert isinstance(model.vit(pixels, return_dict=False), tuple)
 

@@ -105,7 +105,7 @@ CASES = [
         instruction_set=INSTRUCTION_SETS or [None],
         shape=((3, 4, 2, 16), (2, 5, 3), (7, 1), (1, 130), (5, 3, 0, 8), (40, 64)),
         dtype=(torch.float32, torch.bfloat16),
-        name=("unit_length", "rms_norm", "gated_rms_norm", "scale_norm"),
+        name=("unit_length", "scaled", "rms_norm", "gated_rms_norm", "scale_norm"),
         threads=(1, 3),
         default=(torch.float32, torch.bfloat16),  # scratch memory is float32 whatever it is
     )
@@ -127,9 +127,20 @@ class UnitLength(torch.nn.Module):
         return unit_length(states)
 
 
+class Scaled(torch.nn.Module):
+    """Unit length with one gain for all columns, as a learned scale is."""
+
+    def __init__(self, *_, **__):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, states):
+        return unit_length(states, gain=self.weight)
+
+
 def build_compiled(name, width):
     """A module that compiled code can take, in float32."""
-    made = {"unit_length": UnitLength, "rms_norm": RMSNorm, "gated_rms_norm": GatedRMSNorm, "scale_norm": ScaleNorm}
+    made = {"unit_length": UnitLength, "scaled": Scaled, "rms_norm": RMSNorm, "gated_rms_norm": GatedRMSNorm, "scale_norm": ScaleNorm}
     module = made[name]() if name == "unit_length" else made[name](width, eps=1e-6)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
@@ -203,7 +214,7 @@ def test_compiled_norms_of_extreme_rows(calls):
 
 
 @needs_code
-@pytest.mark.parametrize("name", ["unit_length", "rms_norm", "gated_rms_norm"])
+@pytest.mark.parametrize("name", ["unit_length", "scaled", "rms_norm", "gated_rms_norm"])
 def test_compiled_norms_can_be_transformed(name, calls):
     module, states = build_compiled(name, 8), torch.randn(4, 8, requires_grad=True)
 

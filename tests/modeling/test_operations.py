@@ -23,7 +23,7 @@ def count(model: torch.nn.Module, **inputs) -> int:
 def count_translation(preset: str) -> int:
     torch.manual_seed(0)
     config = reluformers.seq2seq_config(
-        preset, vocab_size=99, d_model=64, encoder_layers=6, decoder_layers=6, encoder_attention_heads=4,
+        preset, vocab_size=999, d_model=64, encoder_layers=6, decoder_layers=6, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, attention_dropout=0, activation_dropout=0,
     )  # fmt: skip
     ids = torch.randint(5, 99, (16, 32))
@@ -47,7 +47,7 @@ def count_llama(attention: str) -> int:
 @needs_code
 @pytest.mark.parametrize(
     ("preset", "most"),
-    {"reluformer": 1.16, "rela": 1.01, "rela-g": 1.01, "qknorm": 1.15, "relu-sum": 1.11, "entmax15": 1.0}.items(),
+    {"reluformer": 1.08, "rela": 1.01, "rela-g": 1.01, "qknorm": 1.11, "relu-sum": 1.11, "entmax15": 1.0}.items(),
 )
 def test_operations_of_translation(preset, most):
     assert count_translation(preset) <= most * count_translation("softmax")

@@ -32,7 +32,8 @@ def weigh(scores, visible):
 
 def regularizer_sums(weights, counts, tokens, bound):
     rows = regularization.RowStatistics.of(weights, "sums" if bound is None else "all")
-    return regularization.regularizer_sums(rows, counts, tokens, bound)
+    site = regularization.SiteRows([regularization.tensors_of(rows)], counts, tokens)
+    return regularization.regularizer_sums([site], bound)
 
 
 def numbers(sums):
@@ -75,14 +76,15 @@ def test_padding_of_the_target_is_no_null_row():
     options = {"decoder_input_ids": padded, "decoder_attention_mask": mask, "output_null_rate": True}
     together = model.get_decoder()(
         padded, mask, encoder_hidden_states=model.get_encoder()(source).last_hidden_state, output_null_rate=True
-    ).regularizer_sums
+    ).site_rows
     alone = [
         model.get_decoder()(
             row, encoder_hidden_states=one.encoder_last_hidden_state, output_null_rate=True
-        ).regularizer_sums
+        ).site_rows
         for row, one in zip(rows, rates, strict=True)
     ]
-    torch.testing.assert_close(together, sum(alone))
+    alone = sum(regularization.regularizer_sums(sites, None) for sites in alone)
+    torch.testing.assert_close(regularization.regularizer_sums(together, None), alone)
     assert model(source, **options).null_rate <= 1
 
 

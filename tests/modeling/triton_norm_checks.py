@@ -11,7 +11,7 @@ from reluformers_kernels import triton_norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = {"unit": (False, False, False), "scaled": (True, False, False), "rms": (True, False, True)}
-KINDS["gated"] = (True, True, True)
+KINDS |= {"gated": (True, True, True), "one scale": (True, False, False)}
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 2, 16), (2, 5, 3), (7, 1), (1, 130), (40, 64)], ids=str)
@@ -25,6 +25,8 @@ def test_norms_and_gradients(kind, dtype, shape, monkeypatch):
     if not is_mean:
         states[..., 0, :] = 0
     gain, gate = (torch.randn(shape[-1], device=DEVICE) if there else None for there in (has_gain, has_gate))
+    if kind == "one scale":
+        gain = gain[:1].expand_as(gain)
     grad_output = torch.randn(shape, device=DEVICE).to(dtype)
     output = triton_norms.norm_forward(states, gain, gate, 1e-6, is_mean)
     grads = triton_norms.norm_backward(grad_output, states, gain, gate, 1e-6, is_mean)

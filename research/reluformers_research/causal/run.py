@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput
 
-from reluformers.modeling.regularization import ENTROPY, NORMALIZATION, ROWS, RowStatistics, regularizer_sums
+from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums, tensors_of
 from reluformers.training.meter import median_speed
 from reluformers.training.run import open_run
 from reluformers.training.trainer import TaskTrainer
@@ -103,9 +103,9 @@ def regularization_loss(
     """ReLUFormer's regulariser of causal weights [batch, heads, length, length] of all layers, a mean over rows."""
     length = attentions[0].shape[-1]
     counts = torch.arange(1, length + 1, device=attentions[0].device)[:, None]
-    sums = sum(regularizer_sums(RowStatistics.of(layer, "all"), counts, None, entropy_bound) for layer in attentions)
-    means = sums / sums[ROWS]
-    return normalization_loss_weight * means[NORMALIZATION] + entropy_loss_weight * means[ENTROPY]
+    layers = [tensors_of(RowStatistics.of(layer, "all")) for layer in attentions]
+    normalization, entropy_excess, _, number = regularizer_sums([SiteRows(layers, counts, None)], entropy_bound)
+    return (normalization_loss_weight * normalization + entropy_loss_weight * entropy_excess) / number
 
 
 def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
