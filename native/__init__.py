@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 4  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 4  # of the structures here and in decoder.py; counts up with that of attention.c
+INTERFACE = 5  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 5  # of the structures here and in decoder.py; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -43,11 +43,14 @@ _SCRATCH_OF = {  # function that needs scratch memory → the one that says how 
 
 
 class _States(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row"))]
+    _strides = ("batch", "head", "row", "groups", "group")
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in _strides)]
 
     @classmethod
-    def of(cls, states: Tensor) -> "_States":
-        return cls(states.data_ptr(), *(stride * states.element_size() for stride in states.stride()[:3]))
+    def of(cls, states: Tensor, groups: int = 1) -> "_States":
+        """Pointer and strides; of queries, whose `groups` heads share a head of keys, as rows of each position."""
+        batch, head, row = (stride * states.element_size() for stride in states.stride()[:3])
+        return cls(states.data_ptr(), batch, head * groups, row, groups, head)
 
 
 class _Arguments(ctypes.Structure):
@@ -90,12 +93,12 @@ class _Call(_Arguments):
             "weighted_logs",
             "nonzeros",
         ),
-        *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "scratch"),
+        *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "grad_row_thresholds", "scratch"),
     )
     _sizes = (
         *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
         *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "last_key_stride"),
-        "next_task",
+        *("threshold_batch", "threshold_head", "threshold_position", "next_task"),
     )
     _fields_ = (
         *((name, _States) for name in _states),
@@ -109,12 +112,11 @@ class _Call(_Arguments):
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
         """What both passes need."""
-        batch, heads, query_len, width = query.shape
-        key_len = key.shape[2]
-        call = cls(_States.of(query), _States.of(key), _States.of(value), batch=batch, heads=heads)
-        call.query_len, call.key_len, call.width, call.value_width = query_len, key_len, width, value.shape[3]
+        (batch, heads, key_len, width), query_len, groups = key.shape, query.shape[2], _groups(query, key)
+        call = cls(_States.of(query, groups), _States.of(key), _States.of(value), batch=batch, heads=heads)
+        call.query_len, call.key_len, call.width, call.value_width = query_len * groups, key_len, width, value.shape[3]
+        call.rows_per_position = groups
         call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
-        call.keep(row_thresholds=_as_float32(options.row_thresholds))
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
         if options.first_keys is not None:
@@ -126,9 +128,18 @@ class _Call(_Arguments):
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
-        threshold = options.threshold if options.learned_threshold is None else options.learned_threshold.item()
-        call.rows_per_position = options.rows_per_position
-        call.scale, call.threshold, call.dropout = options.scale, threshold, options.dropout
+        threshold, of_rows = options.learned_threshold, options.row_thresholds
+        if threshold is not None and threshold.dim() == 3:
+            of_rows = threshold
+        elif threshold is not None:
+            call.threshold = threshold.item()
+        else:
+            call.threshold = options.threshold
+        if of_rows is not None:
+            of_rows = call._of_rows = of_rows.float()
+            call.row_thresholds, strides = of_rows.data_ptr(), of_rows.expand(query.shape[:3]).stride()
+            call.threshold_batch, call.threshold_head, call.threshold_position = strides
+        call.scale, call.dropout = options.scale, options.dropout
         call.seed = options.seed.item() if options.dropout > 0 else 0
         call.activation = (*ACTIVATIONS, "step").index(options.activation)
         call.is_bfloat16 = query.dtype == torch.bfloat16
@@ -204,7 +215,7 @@ def forward(
 
     Args:
         query: [batch, heads, query_len, head_dim], one of `DTYPES`; of any strides, but copied if the last is not 1.
-        key, value: [batch, heads, key_len, …], likewise.
+        key, value: [batch, heads, key_len, …], likewise, or of fewer heads, each for as many of the queries.
         options: what to compute, with the fields of `PassOptions` in reluformers_kernels/activations.py.
 
     Returns:
@@ -214,11 +225,11 @@ def forward(
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     call = _Call.of(query, key, value, options)
     output = _empty_states(query, value.shape[3])
-    call.output = _States.of(output)
+    call.output = _States.of(output, call.rows_per_position)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if place < number else None for place in range(3)]
     call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
-    call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
+    call.splits = _splits(call, call.query_len, _QUERIES_OF_A_TASK)
     call.run("forward")
     return output, *sums
 
@@ -229,7 +240,7 @@ def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
     call = _Call.of(query, key, key[..., :0], options)
     found = query.new_empty(query.shape[:3], dtype=torch.float32)
     call.keep(found_thresholds=found)
-    call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
+    call.splits = _splits(call, call.query_len, _QUERIES_OF_A_TASK)
     call.run("forward")
     return found
 
@@ -245,13 +256,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ for those of the output and of the statistics.
 
-    The first three are in memory [batch, length, heads, width], the last float32 [], 0 where θ is a number.
+    The first three are in memory [batch, length, heads, width], the last float32 [], 0 where θ is a number, or of θ of
+    rows [batch, heads, query_len].
     """
-    splits = _splits(query, key.shape[2], _KEYS_OF_A_TASK)
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     batch, heads, query_len, head_dim = query.shape
     call = _Call.of(query, key, value, options)
-    call.splits = splits
+    splits = call.splits = _splits(call, key.shape[2], _KEYS_OF_A_TASK)
     # those of the queries are sums over the tasks of a head, which take float32
     dtype = query.dtype if splits == 1 else torch.float32
     grad_query = query.new_empty(splits, batch, query_len, heads, head_dim, dtype=dtype)
@@ -259,25 +270,36 @@ def backward(
     if options.key_padding_mask is not None:  # what is hidden is never looked at
         grad_key.zero_()
         grad_value.zero_()
-    call.grad_output, call.grad_query = _States.of(grad_output), _States.of(grad_query.flatten(0, 1).transpose(1, 2))
+    groups = call.rows_per_position
+    call.grad_output = _States.of(grad_output, groups)
+    call.grad_query = _States.of(grad_query.flatten(0, 1).transpose(1, 2), groups)
     call.grad_key, call.grad_value = _States.of(grad_key), _States.of(grad_value)
     call.keep(grad_row_sums=_as_float32(grad_row_sums), grad_weighted_logs=_as_float32(grad_weighted_logs))
-    grad_threshold = query.new_zeros(batch * heads * splits, dtype=torch.float32)
-    if options.learned_threshold is not None:
+    threshold = options.learned_threshold
+    is_of_rows = threshold is not None and threshold.dim() == 3
+    shape = (splits, batch, heads, query_len) if is_of_rows else (splits * batch * call.heads,)
+    grad_threshold = query.new_zeros(shape, dtype=torch.float32)
+    if is_of_rows:
+        call.keep(grad_row_thresholds=grad_threshold)
+    elif threshold is not None:
         call.keep(grad_threshold=grad_threshold)
     call.run("backward")
     grad_query = grad_query[0] if splits == 1 else grad_query.sum(0).to(query.dtype)
-    return grad_query.transpose(1, 2), grad_key, grad_value, grad_threshold.sum()
+    return grad_query.transpose(1, 2), grad_key, grad_value, grad_threshold.sum(0)
 
 
 def _as_float32(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers.float()
 
 
-def _splits(query: Tensor, length: int, least: int) -> int:
+def _groups(query: Tensor, key: Tensor) -> int:
+    """How many heads of queries share a head of keys."""
+    return max(1, query.shape[1] // max(1, key.shape[1]))
+
+
+def _splits(call: _Call, length: int, least: int) -> int:
     """Into how many tasks a head is divided, so that threads find enough of them."""
-    heads = query.shape[0] * query.shape[1]
-    wanted = -(-_TASKS_OF_A_THREAD * torch.get_num_threads() // max(1, heads))
+    wanted = -(-_TASKS_OF_A_THREAD * torch.get_num_threads() // max(1, call.batch * call.heads))
     return max(1, min(wanted, length // least))
 
 

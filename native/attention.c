@@ -46,24 +46,27 @@ enum {
 typedef struct {
   void *data;
   int64_t batch, head, row;  // strides in bytes; numbers of a row lie side by side
+  int64_t groups, group;     // rows of one position, of heads that share a head of keys, and the stride between them
 } States;
 
 typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
-  const float *row_factors;           // r [batch or 1, query_len], or NULL
+  const float *row_factors;           // r [batch or 1, positions], or NULL
   const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
-  const int32_t *first_keys, *last_keys;  // [batch or 1, query_len], not decreasing, or NULL
-  const float *row_thresholds;        // θ of each row [batch, heads, query_len], or NULL
-  float *found_thresholds;            // the same, to be found, or NULL
-  float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
+  const int32_t *first_keys, *last_keys;  // [batch or 1, positions], not decreasing, or NULL
+  const float *row_thresholds;        // θ of each row, with the strides below, or NULL
+  float *found_thresholds;            // θ of each row [batch, heads of queries, positions], to be found, or NULL
+  float *row_sums, *weighted_logs, *nonzeros;        // likewise
   const float *grad_row_sums, *grad_weighted_logs;   // likewise
   float *grad_threshold;              // [tasks], or NULL
+  float *grad_row_thresholds;         // [splits, batch, heads of queries, positions], or NULL
   float *scratch;                     // [threads, scratch_size]
-  int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;
+  int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;  // heads of keys; rows of queries of each
   int64_t splits;                     // tasks of a head
   int64_t causal_offset;              // key_len or more: none
   int64_t rows_per_position;          // of the queries: so many heads share a head of keys
   int64_t row_factor_stride, first_key_stride, last_key_stride;  // 0 if all rows of the batch share them
+  int64_t threshold_batch, threshold_head, threshold_position;   // strides, in numbers
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
@@ -71,7 +74,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes, here or in decoder.c
-int64_t layout(void) { return 4; }
+int64_t layout(void) { return 5; }
 
 enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY, STEP };
 
@@ -287,12 +290,19 @@ static __attribute__((noinline)) void multiply_few_turned(int64_t rows, int64_t 
 // ----------------------------------------------------------------------------------------------------------- copies
 
 INLINE float row_factor_of(const Call *call, int64_t head, int64_t row) {
-  return call->row_factors ? call->row_factors[head / call->heads * call->row_factor_stride + row] : 1;
+  if (!call->row_factors) return 1;
+  return call->row_factors[head / call->heads * call->row_factor_stride + row / call->rows_per_position];
+}
+
+// Place of a row of all heads among statistics [batch, heads of queries, positions].
+INLINE int64_t statistic_of(const Call *call, int64_t row) {
+  int64_t groups = call->rows_per_position, head = row / call->query_len, own = row % call->query_len;
+  return groups == 1 ? row : (head * groups + own % groups) * (call->query_len / groups) + own / groups;
 }
 
 INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t row) {
   return (const char *)states.data + head / call->heads * states.batch + head % call->heads * states.head +
-         row * states.row;
+         row / states.groups * states.row + row % states.groups * states.group;
 }
 
 // A row, followed by zeros up to whole vectors.
@@ -402,7 +412,7 @@ static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t
 INLINE int64_t last_key_of(const Call *call, int64_t head, int64_t row) {
   int64_t last = row / call->rows_per_position + call->causal_offset;
   if (!call->last_keys) return last;
-  return least(last, call->last_keys[head / call->heads * call->last_key_stride + row]);
+  return least(last, call->last_keys[head / call->heads * call->last_key_stride + row / call->rows_per_position]);
 }
 
 // How many of the visible keys each of some rows sees; `limit` is the number that the row before saw.
@@ -421,9 +431,9 @@ static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_
 static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
                            int64_t count, int64_t start, int64_t *starts) {
   const int32_t *first_keys = call->first_keys;
-  if (first_keys) first_keys += head / call->heads * call->first_key_stride + first;
+  if (first_keys) first_keys += head / call->heads * call->first_key_stride;
   for (int64_t r = 0; r < rows; ++r) {
-    while (first_keys && start < count && places[start] < first_keys[r]) ++start;
+    while (first_keys && start < count && places[start] < first_keys[(first + r) / call->rows_per_position]) ++start;
     starts[r] = start;
   }
   return start;
@@ -436,7 +446,11 @@ INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
 }
 
 INLINE float threshold_of(const Call *call, int64_t row) {
-  return call->row_thresholds ? call->row_thresholds[row] : call->threshold;
+  if (!call->row_thresholds) return call->threshold;
+  int64_t groups = call->rows_per_position, head = row / call->query_len, own = row % call->query_len;
+  return call->row_thresholds[head / call->heads * call->threshold_batch +
+                              (head % call->heads * groups + own % groups) * call->threshold_head +
+                              own / groups * call->threshold_position];
 }
 
 // --------------------------------------------------------------------------------------------------------- thresholds
@@ -500,10 +514,10 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, i
     if (call->dropout > 0) weights *= kept(dropout, place + j);
     STORE(scores + j, weights);
   }
-  if (call->row_sums) call->row_sums[row] += sum_of(row_sum);
+  if (call->row_sums) call->row_sums[statistic_of(call, row)] += sum_of(row_sum);
   if (call->weighted_logs) {
-    call->weighted_logs[row] += sum_of(weighted_log);
-    call->nonzeros[row] += width + sum_of(__builtin_convertvector(zeros, vec));
+    call->weighted_logs[statistic_of(call, row)] += sum_of(weighted_log);
+    call->nonzeros[statistic_of(call, row)] += width + sum_of(__builtin_convertvector(zeros, vec));
   }
 }
 
@@ -554,7 +568,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
         multiply(in_pairs, some, (least(seen - j, KEYS) + LANES - 1) / LANES, words, queries.left + r * padded, padded, 1,
                  key_panels + (j - base) * words, words * PANEL, PANEL, all_scores + j - lowest, key_rows, 0);
       for (int64_t i = r; i < r + some; ++i)
-        call->found_thresholds[head * call->query_len + first + i] =
+        call->found_thresholds[statistic_of(call, head * call->query_len + first + i)] =
             find_threshold(call, starts[i] - lowest, limits[i] - lowest, all_scores + (i - r) * key_rows);
     }
     if (call->found_thresholds) continue;
@@ -618,8 +632,8 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call, row);
   float threshold = threshold_of(call, row);
-  float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
-  float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[row] : 0;
+  float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[statistic_of(call, row)] : 0;
+  float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[statistic_of(call, row)] : 0;
   vec total = all(0);
   for (int64_t j = 0; j < width; j += LANES) {
     vec z = LOAD(scores + j) * call->scale - threshold, weights = activated(z, activation);
@@ -647,19 +661,24 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
   return sum_of(total);
 }
 
+// Returns Σ dS of some rows; `grad_thresholds`, those of each row, may be NULL.
 static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
-                                const int64_t *limits, int64_t width, float *scores, float *grads) {
+                                const int64_t *limits, int64_t width, float *scores, float *grads,
+                                float *grad_thresholds) {
   float total = 0;
   for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
+    float sum = 0;
 #define DIFFERENTIATE(ACTIVATION) \
   case ACTIVATION: \
-    total += differentiate(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads, \
-                           ACTIVATION); \
+    sum = differentiate(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads, \
+                        ACTIVATION); \
     break;
     switch (call->activation) {
       DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
       DIFFERENTIATE(STEP)
     }
+    total += sum;
+    if (grad_thresholds) grad_thresholds[statistic_of(call, row + r)] -= sum;
   }
   return total;
 }
@@ -689,6 +708,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   float *words_of_grads = take(&scratch, ROWS * KEYS);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   double grad_threshold = 0;
+  float *grad_thresholds = call->grad_row_thresholds;
+  if (grad_thresholds) grad_thresholds += split * heads * call->query_len;
   // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
   States grad_query = call->grad_query;
   grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch;
@@ -728,7 +749,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
         multiply(in_pairs, some, some_vectors, value_words, grad_output.left + r * padded_value, padded_value, 1,
                  value_panels + j * value_words, value_words * PANEL, PANEL, some_grads, KEYS, 0);
         grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, starts + r,
-                                             limits + r, some_vectors * LANES, some_weights, some_grads);
+                                             limits + r, some_vectors * LANES, some_weights, some_grads,
+                                             grad_thresholds);
         if (has_few) {
           multiply_few(some, vectors, seen, some_grads, KEYS, keys.right + j * padded, padded,
                        grad_queries + r * padded);

@@ -77,8 +77,8 @@ class PassOptions(NamedTuple):
     In the order in which the operators take it, which know no records.
 
     Args:
-        learned_threshold: θ, where it is a tensor: of one element, on the same device; in Triton also one of each row
-            [batch, heads, query_len].
+        learned_threshold: θ, where it is a tensor on the same device: of one element, or of each row [batch or 1,
+            heads or 1, query_len or 1].
         row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
@@ -93,8 +93,6 @@ class PassOptions(NamedTuple):
         dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
         needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
             or `"all"`.
-        rows_per_position: g, of queries whose heads share one head of keys: row r is of query r // g, the i
-            above.
         power: p of `POWER`.
     """
 
@@ -111,7 +109,6 @@ class PassOptions(NamedTuple):
     causal_offset: int | None = None
     dropout: float = 0.0
     needed_statistics: str = "none"
-    rows_per_position: int = 1
     power: float = 1.0
 
 

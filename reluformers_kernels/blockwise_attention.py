@@ -84,10 +84,22 @@ class _Part:
         """These queries, or what belongs to them    [rows, queries, width]."""
         return states[self.batch, self.heads, queries].flatten(0, 1).to(dtype)
 
-    def take_thresholds(self, queries: slice, options: PassOptions) -> Tensor | None:
+    def take_thresholds(self, query: Tensor, queries: slice, options: PassOptions) -> Tensor | None:
         """θ of each row    [rows, queries, 1]."""
-        thresholds = options.row_thresholds
-        return None if thresholds is None else self.take(thresholds[..., None], queries, thresholds.dtype)
+        thresholds = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
+        if thresholds is None:
+            return None
+        return self.take(thresholds.expand(query.shape[:3])[..., None], queries, thresholds.dtype)
+
+
+def _has_thresholds_of_rows(options: PassOptions) -> bool:
+    return options.learned_threshold is not None and options.learned_threshold.dim() == 3
+
+
+def _for_each_head(query: Tensor, *states: Tensor) -> list[Tensor]:
+    """Keys and values for every head of the queries, where groups share them."""
+    groups = query.shape[1] // max(1, states[0].shape[1])
+    return [part if groups <= 1 else part.repeat_interleave(groups, 1) for part in states]
 
 
 class _Scratch:
@@ -153,7 +165,7 @@ def _blocks(
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
-    is_plain = options.rows_per_position == 1 and options.first_keys is None and options.last_keys is None
+    is_plain = options.first_keys is None and options.last_keys is None
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -165,7 +177,7 @@ def _blocks(
             begin, end, diagonal = _first_key(part, first, options), key_len, None
             if causal_offset is not None:
                 past = causal_offset - part.keys.start + 1  # keys before the one of position 0
-                end = min(key_len, (queries.stop - 1) // options.rows_per_position + past)
+                end = min(key_len, queries.stop - 1 + past)
                 diagonal = first + past - 1 if is_plain else None
             if options.last_keys is not None and options.last_keys.device.type == "cpu":
                 end = min(end, int(part.bounds(options.last_keys)[queries.stop - 1]) + 1 - part.keys.start)
@@ -183,10 +195,10 @@ def _blocks(
 def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device: torch.device) -> Tensor | None:
     """Which keys some queries may see by their places, bool [1, queries, keys]; None if all."""
     places = torch.arange(keys.start, keys.stop, device=device) + part.keys.start
-    offset, group, visible = options.causal_offset, options.rows_per_position, None
-    if offset is not None and keys.stop + part.keys.start - 1 > queries.start // group + offset:
+    offset, visible = options.causal_offset, None
+    if offset is not None and keys.stop + part.keys.start - 1 > queries.start + offset:
         rows = torch.arange(queries.start, queries.stop, device=device)
-        visible = places <= (rows // group + offset)[None, :, None]
+        visible = places <= (rows + offset)[None, :, None]
     if options.first_keys is not None and (
         device.type != "cpu" or keys.start < _first_key(part, queries.stop - 1, options)
     ):
@@ -222,7 +234,8 @@ def blockwise_forward(
     """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
 
     Args:
-        query: [batch, heads, query_len, head_dim], any strides; `key` and `value` [batch, heads, key_len, head_dim].
+        query: [batch, heads, query_len, head_dim], any strides.
+        key, value: [batch, heads, key_len, head_dim], or of fewer heads, each for as many of the queries.
         options: what to compute.
 
     Returns:
@@ -230,6 +243,7 @@ def blockwise_forward(
         query_len].
     """
     batch, heads, query_len, _ = query.shape
+    key, value = _for_each_head(query, key, value)
     output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     dtype, scratch, sums = compute_dtype(query), _Scratch(), [None] * 3
     if options.needed_statistics != "none":
@@ -238,7 +252,7 @@ def blockwise_forward(
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
-        states, thresholds = None, part.take_thresholds(queries, options)
+        states, thresholds = None, part.take_thresholds(query, queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
             weights, _ = block.weights(scores, options, thresholds)
@@ -261,7 +275,7 @@ def blockwise_forward(
 
 def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
     """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
-    dtype, wide = compute_dtype(query), wide_dtype(query.dtype)
+    dtype, wide, (key,) = compute_dtype(query), wide_dtype(query.dtype), _for_each_head(query, key)
     found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
     for part, queries, blocks in _blocks(query, key, key, options):
         scaled, scores = part.take(query, queries, dtype) * options.scale, []
@@ -305,8 +319,10 @@ def blockwise_backward(
     value: Tensor,
     options: PassOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and θ (float32 []) for those of the output and of the statistics."""
+    """Gradients of query, key, value and θ (float32 [], or of each row) for those of the output and the statistics."""
     batch, heads, query_len, head_dim = query.shape
+    groups = heads // max(1, key.shape[1])
+    key, value = _for_each_head(query, key, value)
     dtype, activation = compute_dtype(query), options.activation
     if options.row_factors is not None:
         grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
@@ -318,11 +334,12 @@ def blockwise_backward(
         for states in (key, value)
     )
     scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
-    grad_threshold = torch.zeros((), dtype=wide, device=query.device)
+    is_of_rows = _has_thresholds_of_rows(options)
+    grad_threshold = torch.zeros(query.shape[:3] if is_of_rows else (), dtype=wide, device=query.device)
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
         grad_states = part.take(grad_output, queries, dtype)
-        products, thresholds = None, part.take_thresholds(queries, options)
+        products, thresholds = None, part.take_thresholds(query, queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
             weights, scores = block.weights(scores, options, thresholds)
@@ -340,12 +357,17 @@ def blockwise_backward(
                 grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
             else:
                 grad_scores = derive(activation, block.hide(grad_weights), scores, weights, options.power)
-            if options.learned_threshold is not None:
+            if is_of_rows:
+                place = grad_threshold[part.batch, part.heads, queries]
+                place -= grad_scores.sum(-1, dtype=wide).view(place.shape)
+            elif options.learned_threshold is not None:
                 grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)
             products = _plus_product(products, grad_scores, part.key[:, block.keys])
         place = grad_query[part.batch, part.heads, queries]
         torch.mul(products.view(place.shape), options.scale, out=place)
+    if groups > 1:
+        grad_key, grad_value = (total.unflatten(1, (-1, groups)).sum(2) for total in (grad_key, grad_value))
     grad_key, grad_value = (total.transpose(2, 3).to(query.dtype) for total in (grad_key, grad_value))
     return grad_query, grad_key, grad_value, grad_threshold
 

@@ -57,7 +57,7 @@ _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
     "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
-    "SymInt? causal_offset, float dropout, str needed_statistics, int rows_per_position, float power"
+    "SymInt? causal_offset, float dropout, str needed_statistics, float power"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -148,7 +148,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
         grads = [empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
-    shape = threshold.shape if threshold is not None and threshold.dim() == 3 else ()
+    shape = query.shape[:3] if threshold is not None and threshold.dim() == 3 else ()
     return grad_query, *grads, query.new_empty(shape, dtype=wide_dtype(query.dtype))
 
 
@@ -177,8 +177,9 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     inputs = (grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation)
     *grads, grad_threshold = _run_backward(*inputs, options) if is_plain else _backward_operator(*inputs, *options)
     threshold = options.learned_threshold
-    grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
-    return *grads, None, grad_threshold, *[None] * (len(options) - 1)
+    if threshold is not None:
+        grad_threshold = grad_threshold.to(threshold.dtype).sum_to_size(threshold.shape)
+    return *grads, None, None if threshold is None else grad_threshold, *[None] * (len(options) - 1)
 
 
 _operator.register_autograd(_backward, setup_context=_save_for_backward)
@@ -418,41 +419,12 @@ def attention(
         query, scale = (query * scale).to(query.dtype), 1.0
     if is_sparse:
         scale = factor * scale
-    if isinstance(threshold, Tensor) and threshold.numel() == 1:
-        threshold = threshold.reshape(())
-    group = query.shape[1] // max(1, key.shape[1])
-    is_of_rows = isinstance(threshold, Tensor) and threshold.dim() == 4
-    if is_of_rows and computation == "triton":
-        threshold = threshold.expand(*query.shape[:-1], 1)
-        threshold = (_fold(threshold, group) if group > 1 else threshold).squeeze(-1)
-    elif is_of_rows:  # a further channel holds it
-        ones = key.new_ones(*key.shape[:-1], 1)
-        query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
-        key, scale, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
-        computation = choose_computation(query, value, activation, **options)
-    if group > 1:
-        query = _fold(query, group)
-        if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
-            divisor = divisor.repeat_interleave(group, 2)
-        first_keys = None if first_keys is None else first_keys.repeat_interleave(group, 1)
-        last_keys = None if last_keys is None else last_keys.repeat_interleave(group, 1)
+    if isinstance(threshold, Tensor):  # of all rows, or of each
+        threshold = threshold.reshape(()) if threshold.numel() == 1 else threshold.squeeze(-1)
     if computation == "single_query":
-        output = _attend_once(
-            query,
-            key,
-            value,
-            key_padding_mask,
-            causal_offset,
-            first_keys,
-            last_keys,
-            activation,
-            scale,
-            threshold,
-            divisor,
-            normalizer,
-            power,
-        )
-        return _unfold(output, group), None, None, None
+        bounds = (key_padding_mask, causal_offset, first_keys, last_keys)
+        output = _attend_once(query, key, value, *bounds, activation, scale, threshold, divisor, normalizer, power)
+        return output, None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
     # a compiler would take the quotient of a length for a constant, and compile anew for each
     is_number = not (is_sparse or isinstance(divisor, Tensor | None) or torch.compiler.is_compiling())
@@ -463,7 +435,7 @@ def attention(
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     if divisor is None:
         row_factors = None
-    elif row_factors is None or group > 1 or normalizer == "sum":
+    elif row_factors is None or normalizer == "sum":
         row_factors = factors_of_rows(divisor, query)
     options = PassOptions(
         learned_threshold=threshold if isinstance(threshold, Tensor) else None,
@@ -476,7 +448,6 @@ def attention(
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
         causal_offset=causal_offset,
-        rows_per_position=max(1, group),
         power=power,
         **options,
     )
@@ -496,7 +467,7 @@ def attention(
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":
-        return _unfold(output, group), None, None, None
+        return output, None, None, None
     if divisor is not None and divides_sums:
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
@@ -505,7 +476,7 @@ def attention(
             log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
             weighted_logs = weighted_logs / divisor - row_sums * log_divisor
     if normalizer == "sum" and needed_statistics == "none" and (is_plain or is_dispatched()):
-        return _unfold(_SumToOne.apply(output, row_sums), group), None, None, None
+        return _SumToOne.apply(output, row_sums), None, None, None
     if normalizer == "sum":
         shares = _shares(row_sums)
         output = (output * shares[..., None]).to(output.dtype)
@@ -513,8 +484,7 @@ def attention(
             weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
         row_sums = (shares != 0).to(row_sums.dtype)
     number = {"none": 0, "sums": 1, "all": 3}[needed_statistics]
-    statistics = (_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros)[:number])
-    return _unfold(output, group), *statistics, *[None] * (3 - number)
+    return output, *(row_sums, weighted_logs, nonzeros)[:number], *[None] * (3 - number)
 
 
 def _check_sparse(activation: str, threshold, normalizer: str, needed_statistics: str, inputs: tuple) -> None:
@@ -533,18 +503,6 @@ def _shares(row_sums: Tensor) -> Tensor:
     """1/t, and 0 where t is."""
     is_null = row_sums == 0
     return row_sums.masked_fill(is_null, 1.0).reciprocal().masked_fill(is_null, 0.0)
-
-
-def _fold(states: Tensor, group: int) -> Tensor:
-    """Put the `group` heads of queries that share a head of keys side by side, as rows of each position in turn."""
-    return states.unflatten(1, (-1, group)).transpose(2, 3).flatten(2, 3)
-
-
-def _unfold(rows: Tensor, group: int) -> Tensor:
-    """Turn `_fold` back    [batch, heads, query_len, …], in memory [batch, query_len, heads, …]."""
-    if group <= 1:
-        return rows
-    return rows.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3).transpose(1, 2)
 
 
 def _refuse_tangents(*inputs: Tensor | float | None) -> None:
@@ -574,7 +532,10 @@ def _attend_once(
     power,
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
-    scores = (query * scale) @ key.transpose(-1, -2)
+    shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))  # heads that share a head of keys
+    scores = (query * scale).reshape(*shape, -1) @ key.transpose(-1, -2)
+    if isinstance(threshold, Tensor):
+        threshold = threshold.expand(query.shape[:3]).reshape(*shape, 1)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
     weights = activate(activation, scores, power)
@@ -591,7 +552,8 @@ def _attend_once(
         weights = weights.masked_fill(is_behind, 0.0)
     if normalizer == "sum":
         weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
-    return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
+    output = (weights if divisor is None else weights / divisor).to(value.dtype) @ value
+    return output.reshape(*query.shape[:3], -1)
 
 
 def _key_counts(

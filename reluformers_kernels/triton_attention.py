@@ -16,12 +16,11 @@ Needs the package triton and a GPU of NVIDIA's Ampere or later, or triton's inte
 
 import functools
 import logging
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .activations import TENSORS, PassOptions, can_scale_weights
+from .activations import PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
@@ -31,41 +30,40 @@ logger = logging.getLogger(__name__)
 # How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
 # three times, "tf32" keeps 10 bits of each factor.
 FLOAT32_PRECISION = "ieee"
-# Tiles to choose from by padded head size: (queries, keys, warps, stages). They are timed against each other once for
-# each `TuningCase`, those that do not fit the GPU left out. The last of each row fits into 99 KiB of shared memory and
-# is taken untimed where torch must be deterministic, as tiles decide in which order sums are taken, and for up to
-# `SHORT` queries and keys of 16 bits, where a kernel starts longer than it runs and all tiles compile for a minute. On
-# Hopper none makes matrix products wait for each other for want of registers. After a change call
-# `tuned_kernel.cache_clear()`.
+# Tiles by padded head size: (queries, keys, warps, stages), for Hopper and other GPUs with as much shared memory, and
+# one for 99 KiB of it, which is taken too for up to `SHORT` queries and keys of 16 bits, where a kernel starts longer
+# than it runs. On Hopper none makes matrix products wait for each other for want of registers.
 TILES = {
     "forward": {
-        64: ((128, 128, 8, 2), (128, 64, 4, 3), (256, 64, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
-        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)),
-        256: ((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 8, 2), (64, 32, 4, 2)),
-        "float32": ((64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1)),
+        64: ((128, 128, 8, 2), (64, 64, 4, 3)),
+        128: ((128, 128, 8, 2), (64, 64, 4, 2)),
+        256: ((128, 64, 8, 2), (64, 32, 4, 2)),
+        "float32": ((64, 32, 4, 2), (16, 32, 4, 1)),
     },
     "keys": {  # gradients of keys and values: a program owns keys and walks over the queries
-        64: ((64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
-        128: ((64, 128, 8, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 8, 2), (32, 64, 4, 2)),
+        64: ((64, 128, 8, 3), (64, 64, 4, 2)),
+        128: ((64, 128, 8, 3), (32, 64, 4, 2)),
         256: ((32, 64, 8, 2), (16, 64, 8, 2)),
-        "float32": ((32, 32, 8, 2), (16, 32, 8, 2), (16, 16, 8, 1)),
+        "float32": ((32, 32, 8, 2), (16, 16, 8, 1)),
     },
     "queries": {  # gradients of queries: a program owns queries and walks over the keys
-        64: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)),
-        128: ((128, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3)),
-        256: ((128, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)),
-        "float32": ((64, 32, 8, 2), (32, 32, 4, 2), (32, 16, 4, 1)),
+        64: ((128, 128, 8, 2), (64, 64, 4, 2)),
+        128: ((128, 64, 8, 3), (64, 32, 4, 3)),
+        256: ((128, 32, 8, 2), (64, 16, 8, 2)),
+        "float32": ((64, 32, 8, 2), (32, 16, 4, 1)),
     },
     "thresholds": {
-        64: ((128, 128, 8, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
-        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)),
-        256: ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
-        "float32": ((64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1)),
+        64: ((128, 128, 8, 2), (64, 64, 4, 3)),
+        128: ((128, 128, 8, 2), (64, 64, 4, 3)),
+        256: ((128, 64, 8, 2), (64, 32, 4, 2)),
+        "float32": ((64, 32, 4, 2), (16, 32, 4, 1)),
     },
 }
+LARGE_MEMORY = 200 * 2**10  # bytes of shared memory that the first tiles are for
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
-INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
-SHORT, LONG = 256, 2048  # tiles are timed anew for lengths up to each of these, and above
+INTERPRETER_TILE = (16, 16, 4, 1)
+SHORT = 256
+MOST_KEPT = 256  # compiled kernels that are started past triton's own look-up, which takes longer than a short call
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -125,28 +123,21 @@ def triton_forward(
 
     Args:
         query: [batch, heads, query_len, head_dim], of any strides, but copied if the last one is not 1.
-        key, value: [batch, heads, key_len, head_dim], likewise.
+        key, value: [batch, heads, key_len, head_dim], likewise, or of fewer heads, each for as many of the queries.
         options: what to compute.
 
     Returns:
         Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
         number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
     """
-    options = _with_thresholds_of_rows(options)
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
     waits = _scale_can_wait(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
-    _launch(
-        "forward",
-        options,
-        (query, key, value, output),
-        tuple(sums),
-        (options.scale, output_scale),
-        is_affine=not waits,
-    )
+    numbers = options.scale, output_scale
+    _launch("forward", options, (query, key, value, output), sums, numbers, is_affine=not waits)
     return output, *sums
 
 
@@ -175,12 +166,11 @@ def triton_backward(
         Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
         where θ is a number; for θ of rows [batch, heads, query_len].
     """
-    is_learned, options = options.learned_threshold is not None, _with_thresholds_of_rows(options)
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (empty_heads_inside(states) for states in (query, key, value))
-    row_grads = (None, None)
+    row_grads = [None, None]
     if grad_row_sums is not None or grad_weighted_logs is not None:
-        row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
+        row_grads = [_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs)]
     waits = _scale_can_wait(options, query.dtype) and row_grads[0] is None
     kept_share = _kept_share(options)
     grad_scale = options.scale / kept_share
@@ -188,11 +178,12 @@ def triton_backward(
     numbers = (options.scale, kept_share, grad_scale, value_scale)
     states = (query, key, value, grad_output)
     _launch("keys", options, (*states, grad_key, grad_value), row_grads, numbers, not waits)
-    grad_rows = _empty_rows(query) if is_learned else None
-    _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
-    if grad_rows is None:
+    threshold = options.learned_threshold
+    grad_rows = None if threshold is None else _empty_rows(query)
+    _launch("queries", options, (*states, grad_query), [*row_grads, grad_rows], numbers, not waits)
+    if threshold is None:
         return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
-    if options.learned_threshold is not None:
+    if threshold.dim() < 3:
         grad_rows = grad_rows.sum()
     return grad_query, grad_key, grad_value, grad_rows / -kept_share
 
@@ -202,44 +193,10 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
 
     Scores are products in float32, as those of `triton_forward`, so that there is no other θ for its sums.
     """
-    states = tuple(map(_with_dense_rows, (query, key)))
-    batch, heads, query_len, head_dim = query.shape
-    key_len = key.shape[2]
+    query, key = (_with_dense_rows(states) for states in (query, key))
     found = _empty_rows(query)
-    if found.numel() == 0:
-        return found
-    key_padding_mask, bounds, bound_batches = _dense_masks(options, batch, key_len)
-    kernel, tile = _tuned(TuningCase.of("thresholds", options, *states, (), True))
-    with torch.cuda.device_of(query):
-        kernel[lambda constants: (-(-query_len // constants["QUERIES"]) * batch * heads,)](
-            states,
-            _strides(states),
-            found,
-            key_padding_mask,
-            bounds,
-            options.scale,
-            heads,
-            query_len,
-            key_len,
-            _bounded_offset(options, query_len, key_len),
-            options.rows_per_position,
-            bound_batches,
-            ACTIVATION=options.activation,
-            IS_CAUSAL=options.causal_offset is not None,
-            PRECISION=FLOAT32_PRECISION,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=_padded(head_dim),
-            **tile,
-        )
+    _launch("thresholds", options, (query, key), [found], (options.scale,), is_affine=True)
     return found
-
-
-def _with_thresholds_of_rows(options: PassOptions) -> PassOptions:
-    """The options with a learned θ of each row where the kernels take θ of rows."""
-    threshold = options.learned_threshold
-    if threshold is None or threshold.dim() < 3:
-        return options
-    return options._replace(learned_threshold=None, row_thresholds=threshold.float())
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
@@ -260,140 +217,102 @@ def _launch(
     name: str,
     options: PassOptions,
     states: tuple[Tensor, ...],
-    rows: tuple[Tensor | None, ...],
+    rows: list[Tensor | None],
     numbers: tuple[float, ...],
     is_affine: bool,
 ) -> None:
     """Run a kernel over the tiles of queries, or of keys, of every head; `states` begin with query and key."""
-    batch, heads, query_len, head_dim = states[0].shape
-    key_len = states[1].shape[2]
-    side, length = ("KEYS", key_len) if name == "keys" else ("QUERIES", query_len)
-    if batch * heads * length == 0:
+    query, key = states[:2]
+    batch, heads, query_len, head_dim = query.shape
+    key_heads, key_len = key.shape[1:3]
+    group = heads // max(1, key_heads)
+    if batch * key_heads * (key_len if name == "keys" else query_len) == 0:
         return
-    row_factors = options.row_factors
-    key_padding_mask, bounds, bound_batches = _dense_masks(options, batch, key_len)
-    row_batches = 1 if row_factors is None else len(row_factors)
-    dropped = _dropped_bytes(options)
-    kernel, tile = _tuned(TuningCase.of(name, options, *states[:2], rows, is_affine))
-    with torch.cuda.device_of(states[0]):
-        kernel[lambda constants: (-(-length // constants[side]) * batch * heads,)](
-            states,
-            _strides(states),
-            rows,
-            None if row_factors is None else row_factors.contiguous(),
-            key_padding_mask,
-            options.seed if dropped > 0 else None,
-            options.learned_threshold,
-            bounds,
-            None if options.row_thresholds is None else options.row_thresholds.contiguous(),
-            (options.threshold, *numbers),
-            heads,
-            query_len,
-            key_len,
-            _bounded_offset(options, query_len, key_len),
-            options.rows_per_position,
-            row_batches,
-            bound_batches,
-            dropped,
-            ACTIVATION=options.activation,
-            IS_CAUSAL=options.causal_offset is not None,
-            IS_AFFINE=is_affine,
-            PRECISION=FLOAT32_PRECISION,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=_padded(head_dim),
-            **tile,
-        )
-
-
-def _strides(states: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple([stride for part in states for stride in part.stride()[:3]])
-
-
-def _dense_masks(
-    options: PassOptions, batch: int, key_len: int
-) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None], int]:
-    """Key mask, first and last keys, and the rows of a batch that these are of, as the kernels read them."""
-    key_padding_mask, bounds = options.key_padding_mask, [options.first_keys, options.last_keys]
+    key_padding_mask, first_keys, last_keys = options.key_padding_mask, options.first_keys, options.last_keys
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
-    rows = max([1 if part is None else len(part) for part in bounds])
-    for place, part in enumerate(bounds):
-        if part is not None:
-            part = part.clamp(-1, key_len).to(torch.int32)
-            bounds[place] = part.expand(rows, -1).contiguous()
-    return key_padding_mask, tuple(bounds), rows
+    bound_batches = max([1 if part is None else len(part) for part in (first_keys, last_keys)])
+    if first_keys is not None:
+        first_keys = first_keys.clamp(-1, key_len).to(torch.int32).expand(bound_batches, -1).contiguous()
+    if last_keys is not None:
+        last_keys = last_keys.clamp(-1, key_len).to(torch.int32).expand(bound_batches, -1).contiguous()
+    threshold, row_thresholds, row_factors = options.learned_threshold, options.row_thresholds, options.row_factors
+    if threshold is not None and threshold.dim() == 3:
+        threshold, row_thresholds = None, threshold
+    of_thresholds = (0, 0, 0) if row_thresholds is None else row_thresholds.expand(query.shape[:3]).stride()
+    row_batches = 1 if row_factors is None else len(row_factors)
+    if row_factors is not None:
+        row_factors = row_factors.contiguous()
+    dropped = _dropped_bytes(options)
+    seed = options.seed if dropped > 0 else None
+    strides = [stride for part in states for stride in part.stride()[:3]]
+    tensors = [*rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds]
+    # beyond these bounds all or nothing is seen
+    offset = min(max(options.causal_offset or 0, -query_len), key_len)
+    sizes = (key_heads, query_len * group, key_len, offset, row_batches, bound_batches, dropped)
+    floats = [float(number) for number in (options.threshold, *numbers)]  # a 1 that is none would be compiled in
+    queries, keys, warps, stages = tile_of(name, query.dtype, head_dim, max(query_len, key_len), query.device)
+    constants = (options.activation, options.causal_offset is not None, is_affine, FLOAT32_PRECISION)
+    constants += (group, head_dim, _padded(head_dim), queries, keys)
+    tiles = -(-key_len // keys) if name == "keys" else -(-query_len * group // queries)
+    programs = tiles * batch * key_heads
+    arguments = (*states, *strides, *tensors, *of_thresholds, *floats, *sizes, *constants)
+    if IS_INTERPRETED:
+        KERNELS[name][(programs,)](*arguments)
+    elif query.device.index == torch.cuda.current_device():
+        _start(name, programs, arguments, tensors, states, strides, (*constants, warps, stages))
+    else:
+        with torch.cuda.device_of(query):
+            _start(name, programs, arguments, tensors, states, strides, (*constants, warps, stages))
 
 
-def _bounded_offset(options: PassOptions, query_len: int, key_len: int) -> int:
-    """The causal offset: beyond these bounds all or nothing is seen."""
-    return min(max(options.causal_offset or 0, -query_len), key_len)
+_kept: dict[tuple, object] = {}  # compiled kernels, by all that they were compiled for
+
+
+def _start(name, programs, arguments, tensors, states, strides, constants) -> None:
+    """Start a kernel; the same as `kernel[(programs,)](…)`, which takes apart all arguments at each call."""
+    bits = 0
+    for number in strides:
+        bits |= number
+    pointers = [None if part is None else part.data_ptr() for part in (*states, *tensors)]
+    for pointer in pointers:
+        bits |= pointer or 0
+    dtypes = [None if part is None else part.dtype for part in tensors]
+    # what triton looks at besides: whether a pointer or stride is a multiple of 16, and a number needs 64 bits
+    is_kept = bits & 15 == 0 and max(strides) < 2**31
+    key = (name, states[0].device.index, states[0].dtype, *constants, *dtypes)
+    compiled = _kept.get(key) if is_kept else None
+    if compiled is None:
+        *_, warps, stages = constants
+        compiled = KERNELS[name][(programs,)](*arguments, num_warps=warps, num_stages=stages)
+        if is_kept:
+            if len(_kept) >= MOST_KEPT:
+                _kept.clear()
+            _kept[key] = compiled
+        return
+    of_states = len(states)
+    others = arguments[of_states + len(strides) + len(tensors) :]
+    arguments = (*pointers[:of_states], *strides, *pointers[of_states:], *others)
+    stream = triton.runtime.driver.active.get_current_stream(states[0].device.index)
+    handles = (compiled.function, compiled.packed_metadata, None, None, None)  # no hooks of profilers
+    compiled.run(programs, 1, 1, stream, *handles, *arguments)
 
 
 def _padded(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())  # triton's own next_power_of_2 takes longer than its launch
 
 
-class TuningCase(NamedTuple):
-    """Key under which the best tile is kept: what it may depend on."""
-
-    name: str
-    activation: str
-    is_causal: bool
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    buckets: tuple[int, int]
-    has_rows: tuple[bool, ...]
-    has_options: tuple[bool, ...]
-    is_affine: bool
-    is_timed: bool
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        options: PassOptions,
-        query: Tensor,
-        key: Tensor,
-        rows: tuple[Tensor | None, ...],
-        is_affine: bool,
-    ) -> "TuningCase":
-        """Build the tuning key of one kernel call."""
-        lengths = query.shape[2], key.shape[2]
-        is_short = query.dtype != torch.float32 and max(lengths) <= SHORT
-        return cls(  # lists, not generators, as this is asked for before each launch
-            name,
-            options.activation,
-            is_causal=options.causal_offset is not None,
-            head_dim=query.shape[-1],
-            dtype=query.dtype,
-            device=query.device,
-            buckets=tuple([(length > SHORT) + (length > LONG) for length in lengths]),
-            has_rows=tuple([row is not None for row in rows]),
-            has_options=tuple([part is not None for part in options[:TENSORS]]),
-            is_affine=is_affine,
-            is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
-        )
-
-
-def _tuned(case: TuningCase):
-    """The kernel of a case, and its tile where that has been found, at the first call of the case."""
-    tuner = tuned_kernel(case)
+def tile_of(
+    name: str, dtype: torch.dtype, head_dim: int, length: int, device: torch.device
+) -> tuple[int, int, int, int]:
+    """Queries, keys, warps and stages of a kernel."""
     if IS_INTERPRETED:
-        return tuner, INTERPRETER_TILE
-    best = getattr(tuner, "best_config", None)
-    return (tuner, {}) if best is None else (KERNELS[case.name], best.all_kwargs())
+        return INTERPRETER_TILE
+    large, small = TILES[name]["float32" if dtype == torch.float32 else max(64, _padded(head_dim))]
+    is_short = dtype != torch.float32 and length <= SHORT
+    return small if is_short or _shared_memory(device) < LARGE_MEMORY else large
 
 
 @functools.cache
-def tuned_kernel(case: TuningCase):
-    """The kernel of that name, which at its first call chooses its tile for that case: then its `best_config`."""
-    kernel = KERNELS[case.name]
-    if IS_INTERPRETED:
-        return kernel
-    tiles = TILES[case.name]["float32" if case.dtype == torch.float32 else max(64, _padded(case.head_dim))]
-    configs = [
-        triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
-        for queries, keys, warps, stages in (tiles if case.is_timed else tiles[-1:])
-    ]
-    return triton.autotune(configs, key=["HEAD_DIM", "IS_CAUSAL", "ACTIVATION"])(kernel)
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

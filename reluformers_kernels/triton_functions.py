@@ -20,6 +20,7 @@ else:
 def jit(function: Callable) -> Callable:
     """`triton.jit`, compiled once for all lengths; without triton the bare function, so that this file loads."""
     varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "bound_batches", "drop_below"]
+    varying += ["t0", "t1", "t2"]
     return function if triton is None else triton.jit(function, do_not_specialize=varying)
 
 
@@ -136,23 +137,39 @@ def _is_large(words, drop_below):
 
 
 @jit
-def load_tile(states, start, stride, seen, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, LENGTH: tl.constexpr):
-    """LENGTH rows of [length, head_dim] from `start` on; 0 in the padding and where `seen` [LENGTH] is False."""
-    rows = (start + tl.arange(0, LENGTH)).to(tl.int64)[:, None]
+def load_tile(
+    states, start, stride, head_stride, seen,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """LENGTH rows of [length, head_dim] from `start` on; 0 in the padding and where `seen` [LENGTH] is False.
+
+    Of the queries each position has the rows of GROUP heads, side by side.
+    """
+    rows = (start + tl.arange(0, LENGTH))[:, None]
     columns = tl.arange(0, PADDED_DIM)[None, :]
     mask = seen[:, None]
     if HEAD_DIM < PADDED_DIM:
         mask = mask & (columns < HEAD_DIM)
-    return tl.load(states + rows * stride + columns, mask=mask, other=0.0)
+    return tl.load(states + _row_places(rows, stride, head_stride, GROUP) + columns, mask=mask, other=0.0)
 
 
 @jit
-def store_tile(states, tile, start, stride, length, HEAD_DIM: tl.constexpr):
+def store_tile(states, tile, start, stride, head_stride, length, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Rows of [length, head_dim] from `start` on."""
-    rows = (start + tl.arange(0, tile.shape[0])).to(tl.int64)[:, None]
+    rows = (start + tl.arange(0, tile.shape[0]))[:, None]
     columns = tl.arange(0, tile.shape[1])[None, :]
     mask = (rows < length) & (columns < HEAD_DIM)
-    tl.store(states + rows * stride + columns, tile.to(states.dtype.element_ty), mask=mask)
+    places = states + _row_places(rows, stride, head_stride, GROUP) + columns
+    tl.store(places, tile.to(states.dtype.element_ty), mask=mask)
+
+
+@jit
+def _row_places(rows, stride, head_stride, GROUP: tl.constexpr):
+    if GROUP == 1:
+        places = rows.to(tl.int64) * stride
+    else:
+        places = (rows // GROUP).to(tl.int64) * stride + (rows % GROUP).to(tl.int64) * head_stride
+    return places
 
 
 @jit
@@ -165,16 +182,37 @@ def load_row(rows, count, places, length):
 
 
 @jit
-def store_row(rows, numbers, count, places, length):
-    """The reverse of `load_row`; nothing if there are no rows."""
-    if rows is not None:
-        tl.store(rows + count.to(tl.int64) * length + places, numbers, mask=places < length)
+def _statistic_places(count, places, length, GROUP: tl.constexpr):
+    """Where statistics [batch, heads of queries, positions] of some rows of one head of keys stand."""
+    if GROUP > 1:
+        places = places % GROUP * (length // GROUP) + places // GROUP
+    return count.to(tl.int64) * length + places
 
 
 @jit
-def head_of(states, strides, PART: tl.constexpr, batch, head):
-    """One head [length, head_dim] of the tensor whose strides are the PART-th three."""
-    return states + batch.to(tl.int64) * strides[3 * PART] + head.to(tl.int64) * strides[3 * PART + 1]
+def load_statistic(numbers, count, places, length, GROUP: tl.constexpr):
+    """Load statistics of some rows of head number `count`."""
+    return tl.load(numbers + _statistic_places(count, places, length, GROUP), mask=places < length, other=0.0)
+
+
+@jit
+def store_statistic(statistics, numbers, count, places, length, GROUP: tl.constexpr):
+    """The reverse of `load_statistic`; nothing if there are none."""
+    if statistics is not None:
+        tl.store(statistics + _statistic_places(count, places, length, GROUP), numbers, mask=places < length)
+
+
+@jit
+def load_thresholds(thresholds, t0, t1, t2, batch, head, rows, length, GROUP: tl.constexpr):
+    """θ of some rows, by the strides of batch, heads of queries and positions."""
+    places = batch.to(tl.int64) * t0 + (head * GROUP + rows % GROUP).to(tl.int64) * t1 + rows // GROUP * t2
+    return tl.load(thresholds + places, mask=rows < length, other=0.0)
+
+
+@jit
+def head_of(states, batch_stride, head_stride, batch, head):
+    """One head [length, head_dim]."""
+    return states + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
 
 
 @jit
@@ -242,41 +280,30 @@ def _rows_up_to(bound, count, key, length):
 
 @jit
 def key_range(
-    key_padding_mask,
-    bounds,
-    bound_batches,
-    query_len,
-    batch,
-    start,
-    key_len,
-    causal_offset,
-    rows_per_position,
-    IS_CAUSAL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
+    IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Keys of the queries from `start` on: from the first number to the second in whole tiles, then to the third.
 
     Whole tiles need neither the lengths nor a causal mask. There is always a last one, even where nothing may be seen.
     """
-    first_keys, last_keys = bounds
     end = key_len
     if key_padding_mask is not None:
         end = _last_seen(key_padding_mask, batch, key_len)
     common = end - 1
     if IS_CAUSAL:
-        common = tl.minimum(common, start // rows_per_position + causal_offset + 1)
-        end = tl.minimum(end, (start + QUERIES - 1) // rows_per_position + causal_offset + 1)
-    row = (batch % bound_batches).to(tl.int64) * query_len
+        common = tl.minimum(common, start // GROUP + causal_offset + 1)
+        end = tl.minimum(end, (start + QUERIES - 1) // GROUP + causal_offset + 1)
+    row = (batch % bound_batches).to(tl.int64) * (query_len // GROUP)
     if last_keys is not None:
-        end = tl.minimum(end, tl.load(last_keys + row + tl.minimum(start + QUERIES, query_len) - 1) + 1)
+        end = tl.minimum(end, tl.load(last_keys + row + (tl.minimum(start + QUERIES, query_len) - 1) // GROUP) + 1)
         common = tl.minimum(common, end - 1)
     whole = tl.maximum(common, 0) // KEYS * KEYS
     end = tl.maximum(end, 1)
     tl.assume(whole < end)
     begin = 0
     if first_keys is not None:
-        begin = tl.minimum(tl.maximum(tl.load(first_keys + row + start), 0) // KEYS * KEYS, whole)
+        begin = tl.minimum(tl.maximum(tl.load(first_keys + row + start // GROUP), 0) // KEYS * KEYS, whole)
     return begin, whole, end
 
 
@@ -290,32 +317,21 @@ def visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECIS
 
 @jit
 def query_range(
-    key_padding_mask,
-    bounds,
-    bound_batches,
-    batch,
-    seen,
-    start,
-    query_len,
-    causal_offset,
-    rows_per_position,
-    IS_CAUSAL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    key_padding_mask, first_keys, last_keys, bound_batches, batch, seen, start, query_len, causal_offset,
+    IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Tiles of the queries of the keys from `start` on: the first, the first whole one, where these end, and the last.
 
     Whole tiles need neither the lengths nor a causal mask. The last is none of them, and always there.
     """
-    first_keys, last_keys = bounds
     last = tl.maximum(query_len - 1, 0) // QUERIES
     first, first_whole = 0, 0
     if IS_CAUSAL:
-        first = tl.minimum(tl.maximum(start - causal_offset, 0) * rows_per_position // QUERIES, last)
-        common = tl.maximum(start + KEYS - 1 - causal_offset, 0) * rows_per_position
+        first = tl.minimum(tl.maximum(start - causal_offset, 0) * GROUP // QUERIES, last)
+        common = tl.maximum(start + KEYS - 1 - causal_offset, 0) * GROUP
         first_whole = tl.minimum(tl.cdiv(common, QUERIES), last)
     if last_keys is not None:
-        number = _rows_up_to(last_keys, batch % bound_batches, start - 1, query_len)
+        number = GROUP * _rows_up_to(last_keys, batch % bound_batches, start - 1, query_len // GROUP)
         first = tl.minimum(tl.maximum(first, number // QUERIES), last)
         first_whole = tl.maximum(first, first_whole)
     if key_padding_mask is not None:
@@ -325,6 +341,6 @@ def query_range(
     tl.assume(first <= first_whole)
     stop = last
     if first_keys is not None:
-        number = _rows_up_to(first_keys, batch % bound_batches, start + KEYS - 1, query_len)
+        number = GROUP * _rows_up_to(first_keys, batch % bound_batches, start + KEYS - 1, query_len // GROUP)
         stop = tl.minimum(tl.cdiv(number, QUERIES), last)
     return first, first_whole, stop, last

@@ -6,10 +6,11 @@ Four kernels: the output and the thresholds by which rows sum to 1 by tiles of q
 by tiles of keys, gradients of queries by tiles of queries. No two programs write to one place, so nothing is added
 atomically. Scores never leave the registers.
 
-All take the tensors [batch, heads, length, head_dim] as `states`, their first three strides in one row as `strides`
-(the last is 1), float32 [batch · heads, query_len] or None for each row statistic, r [batch or 1, query_len] and the
-key mask [batch, key_len] as dense rows, or None; likewise, as
-`bounds`, first and last keys int32 [bound_batches, query_len], and θ of each row.
+All take tensors [batch, heads, length, head_dim], then the first three strides of each (the last is 1), then float32
+[batch, heads, positions] or None for each row statistic; r [batch or 1, positions], the key mask [batch, key_len], and
+first and last keys int32 [bound_batches, positions] as dense rows, or None; θ of rows with its strides t0 to t2. They
+come one by one, as triton's launcher walks over each tuple. `heads` are those of keys, and `query_len` counts the rows
+of queries of one of these: GROUP heads of queries share it, whose rows stand side by side.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from .triton_functions import (
     key_range,
     load_bound,
     load_row,
+    load_statistic,
+    load_thresholds,
     load_tile,
     log_of,
     query_range,
     row_grad_of,
-    store_row,
+    store_statistic,
     store_tile,
     times_derivative,
     tl,
@@ -39,79 +42,48 @@ from .triton_functions import (
 
 @jit
 def forward_kernel(
-    states,
-    strides,
-    sums,
-    row_factors,
-    key_padding_mask,
-    seed,
-    learned_threshold,
-    bounds,
-    row_thresholds,
-    numbers,
-    heads,
-    query_len,
-    key_len,
-    causal_offset,
-    rows_per_position,
-    row_batches,
-    bound_batches,
-    drop_below,
-    ACTIVATION: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    IS_AFFINE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    query, key, value, output,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2,
+    row_sums, weighted_logs, nonzeros,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    threshold, scale, output_scale,
+    heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
+    ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Output and statistics of one tile of queries."""
-    query, key, value, output = states
-    row_sums, weighted_logs, nonzeros = sums
-    threshold, scale, output_scale = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     place, batch, head, start = find_place(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
-    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
-    query = head_of(query, strides, 0, batch, head)
-    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
-    factors = load_row(row_factors, batch % row_batches, rows, query_len)
+    key, value = head_of(key, k0, k1, batch, head), head_of(value, v0, v1, batch, head)
+    query = head_of(query, q0, q1 * GROUP, batch, head)
+    query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
+    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)
     # float16 may overflow if weights are divided after they are rounded
     IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[:, None]
-    upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[:, None]
+    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
     if row_thresholds is not None:
-        threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
+        threshold = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[:, None]
     begin, whole, end = key_range(
-        key_padding_mask,
-        bounds,
-        bound_batches,
-        query_len,
-        batch,
-        start,
-        key_len,
-        causal_offset,
-        rows_per_position,
-        IS_CAUSAL,
-        QUERIES,
-        KEYS,
-    )
+        key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
+        IS_CAUSAL, GROUP, QUERIES, KEYS,
+    )  # fmt: skip
     # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
     # assembler lets every matrix product wait for the one before (its note C7515)
     for phase in tl.static_range(2):
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
-            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
-            value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
+            value_tile = load_tile(value, first, v2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if IS_AFFINE:
                 scores = scores * scale - threshold
@@ -120,10 +92,10 @@ def forward_kernel(
             else:
                 weights = activated(scores, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                weights = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, weights, 0.0)
-            if bounds[0] is not None:
+                weights = tl.where(keys[None, :] <= rows[:, None] // GROUP + causal_offset, weights, 0.0)
+            if first_keys is not None:
                 weights = tl.where(keys[None, :] >= lower, weights, 0.0)
-            if bounds[1] is not None:
+            if last_keys is not None:
                 weights = tl.where(keys[None, :] <= upper, weights, 0.0)
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
@@ -140,71 +112,51 @@ def forward_kernel(
             output_tile = tl.dot(weights.to(value_tile.dtype), value_tile, output_tile, input_precision=PRECISION)
     if not IS_HALF:
         output_tile *= factors[:, None]
-    output = head_of(output, strides, 3, batch, head)
-    store_tile(output, output_tile * output_scale, start, strides[11], query_len, HEAD_DIM)
-    store_row(row_sums, row_sum, place, rows, query_len)
-    store_row(weighted_logs, log_sum, place, rows, query_len)
-    store_row(nonzeros, count, place, rows, query_len)
+    output = head_of(output, o0, o1 * GROUP, batch, head)
+    store_tile(output, output_tile * output_scale, start, o2, o1, query_len, GROUP, HEAD_DIM)
+    store_statistic(row_sums, row_sum, place, rows, query_len, GROUP)
+    store_statistic(weighted_logs, log_sum, place, rows, query_len, GROUP)
+    store_statistic(nonzeros, count, place, rows, query_len, GROUP)
 
 
 @jit
 def threshold_kernel(
-    states,
-    strides,
+    query, key,
+    q0, q1, q2, k0, k1, k2,
     found,
-    key_padding_mask,
-    bounds,
-    scale,
-    heads,
-    query_len,
-    key_len,
-    causal_offset,
-    rows_per_position,
-    bound_batches,
-    ACTIVATION: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    threshold, scale,
+    heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
+    ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """θ of one tile of queries by which their weights sum to 1, by the steps of `blockwise_thresholds`.
 
     The first walk over the keys finds the largest score of each row; each further one is a step for all rows.
     """
-    query, key = states
     place, batch, head, start = find_place(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
-    query, key = head_of(query, strides, 0, batch, head), head_of(key, strides, 1, batch, head)
-    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
-    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)
+    query, key = head_of(query, q0, q1 * GROUP, batch, head), head_of(key, k0, k1, batch, head)
+    query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
+    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)
     begin, _, end = key_range(
-        key_padding_mask,
-        bounds,
-        bound_batches,
-        query_len,
-        batch,
-        start,
-        key_len,
-        causal_offset,
-        rows_per_position,
-        IS_CAUSAL,
-        QUERIES,
-        KEYS,
+        key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
+        IS_CAUSAL, GROUP, QUERIES, KEYS,
+    )  # fmt: skip
+    upper = rows // GROUP + causal_offset if IS_CAUSAL else rows * 0 + key_len
+    upper = tl.minimum(
+        upper, load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 2147483647)
     )
-    upper = rows // rows_per_position + causal_offset if IS_CAUSAL else rows * 0 + key_len
-    upper = tl.minimum(upper, load_bound(bounds[1], batch % bound_batches, rows, query_len, 2147483647))
     largest = tl.full([QUERIES], float("-inf"), tl.float32)
     for first in tl.range(begin, end, KEYS):
         keys = first + tl.arange(0, KEYS)
         seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
-        key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+        key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
         scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
         largest = tl.maximum(largest, tl.max(scores, 1))
     is_null = largest == float("-inf")
     lowest = tl.where(is_null, 0.0, largest - 1.0)
-    threshold = tl.zeros([QUERIES], tl.float32)
+    found_threshold = tl.zeros([QUERIES], tl.float32)
     steps = 0
     while steps < 64:
         slopes = tl.zeros([QUERIES], tl.float32)
@@ -212,9 +164,9 @@ def threshold_kernel(
         for first in tl.range(begin, end, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
-            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
             scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
-            above = tl.maximum(scores - lowest[:, None] - threshold[:, None], 0.0)
+            above = tl.maximum(scores - lowest[:, None] - found_threshold[:, None], 0.0)
             if ACTIVATION == "relu":
                 slopes += tl.sum((above > 0).to(tl.float32), 1)
                 total += tl.sum(above, 1)
@@ -223,43 +175,23 @@ def threshold_kernel(
                 total += tl.sum(above * above, 1)
         excess = total - (1.0 if ACTIVATION == "relu" else tl.sqrt(total))
         more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
-        threshold += more
+        found_threshold += more
         steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # what float32 can add to 1
-    store_row(found, tl.where(is_null, float("inf"), lowest + threshold), place, rows, query_len)
+    store_statistic(found, tl.where(is_null, float("inf"), lowest + found_threshold), place, rows, query_len, GROUP)
 
 
 @jit
 def key_kernel(
-    states,
-    strides,
-    row_grads,
-    row_factors,
-    key_padding_mask,
-    seed,
-    learned_threshold,
-    bounds,
-    row_thresholds,
-    numbers,
-    heads,
-    query_len,
-    key_len,
-    causal_offset,
-    rows_per_position,
-    row_batches,
-    bound_batches,
-    drop_below,
-    ACTIVATION: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    IS_AFFINE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    query, key, value, grad_output, grad_key, grad_value,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2, y0, y1, y2,
+    row_sum_grads, weighted_log_grads,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    threshold, scale, kept_share, grad_scale, value_scale,
+    heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
+    ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Gradients of one tile of keys and values. Tiles of weights are transposed here: [KEYS, QUERIES]."""
-    query, key, value, grad_output, grad_key, grad_value = states
-    threshold, scale, kept_share, grad_scale, value_scale = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     place, batch, head, start = find_place(key_len, heads, KEYS, False)
@@ -267,27 +199,17 @@ def key_kernel(
     seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
     if seed is not None:
         seed = tl.load(seed)
-    row_sum_grads, weighted_log_grads = row_grads
-    query, grad_output = head_of(query, strides, 0, batch, head), head_of(grad_output, strides, 3, batch, head)
-    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
-    key_tile = load_tile(key, start, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
-    value_tile = load_tile(value, start, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+    query = head_of(query, q0, q1 * GROUP, batch, head)
+    grad_output = head_of(grad_output, o0, o1 * GROUP, batch, head)
+    key, value = head_of(key, k0, k1, batch, head), head_of(value, v0, v1, batch, head)
+    key_tile = load_tile(key, start, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
+    value_tile = load_tile(value, start, v2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
     grad_key_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     first, first_whole, stop, last = query_range(
-        key_padding_mask,
-        bounds,
-        bound_batches,
-        batch,
-        seen,
-        start,
-        query_len,
-        causal_offset,
-        rows_per_position,
-        IS_CAUSAL,
-        QUERIES,
-        KEYS,
-    )
+        key_padding_mask, first_keys, last_keys, bound_batches, batch, seen, start, query_len, causal_offset,
+        IS_CAUSAL, GROUP, QUERIES, KEYS,
+    )  # fmt: skip
     for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
         for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else stop):
             tile = step
@@ -297,122 +219,96 @@ def key_kernel(
             is_row = rows < query_len
             if phase == 1:
                 is_row = tl.full([QUERIES], 1, tl.int1)
-            query_tile = load_tile(query, tile * QUERIES, strides[2], is_row, HEAD_DIM, PADDED_DIM, QUERIES)
-            grad_tile = load_tile(grad_output, tile * QUERIES, strides[11], is_row, HEAD_DIM, PADDED_DIM, QUERIES)
+            query_tile = load_tile(query, tile * QUERIES, q2, q1, is_row, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
+            grad_tile = load_tile(grad_output, tile * QUERIES, o2, o1, is_row, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
             scores = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
             grads = tl.dot(value_tile, tl.trans(grad_tile), input_precision=PRECISION)
             if row_thresholds is not None:
-                scores = scores * scale - load_row(row_thresholds, place, rows, query_len)[None, :]
+                scores = (
+                    scores * scale
+                    - load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[None, :]
+                )
             elif IS_AFFINE:
                 scores = scores * scale - threshold
             weights = activated(scores, ACTIVATION)
-            factors = load_row(row_factors, batch % row_batches, rows, query_len)[None, :]
+            factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)[None, :]
             passed = weights * factors
             grads *= factors
             if IS_CAUSAL and phase == 0:
-                is_visible = keys[:, None] <= rows[None, :] // rows_per_position + causal_offset
+                is_visible = keys[:, None] <= rows[None, :] // GROUP + causal_offset
                 passed = tl.where(is_visible, passed, 0.0)
-            if bounds[0] is not None:
-                lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[None, :]
+            if first_keys is not None:
+                lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
                 passed = tl.where(keys[:, None] >= lower, passed, 0.0)
-            if bounds[1] is not None:
-                upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[None, :]
+            if last_keys is not None:
+                upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
                 passed = tl.where(keys[:, None] <= upper, passed, 0.0)
             if seed is not None:
                 kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
             grad_value_tile = tl.dot(passed.to(grad_tile.dtype), grad_tile, grad_value_tile, input_precision=PRECISION)
             if row_sum_grads is not None:
-                row_sum_grad = load_row(row_sum_grads, place, rows, query_len)[None, :]
-                weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[None, :]
+                row_sum_grad = load_statistic(row_sum_grads, place, rows, query_len, GROUP)[None, :]
+                weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[None, :]
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 grads = tl.where(is_visible, grads, 0.0)
-            if bounds[0] is not None:
+            if first_keys is not None:
                 grads = tl.where(keys[:, None] >= lower, grads, 0.0)
-            if bounds[1] is not None:
+            if last_keys is not None:
                 grads = tl.where(keys[:, None] <= upper, grads, 0.0)
             grad_key_tile = tl.dot(grads.to(query_tile.dtype), query_tile, grad_key_tile, input_precision=PRECISION)
     grad_key_tile = tl.where(seen[:, None], grad_key_tile * grad_scale, 0.0)
     grad_value_tile = tl.where(seen[:, None], grad_value_tile * value_scale, 0.0)
-    store_tile(head_of(grad_key, strides, 4, batch, head), grad_key_tile, start, strides[14], key_len, HEAD_DIM)
-    store_tile(head_of(grad_value, strides, 5, batch, head), grad_value_tile, start, strides[17], key_len, HEAD_DIM)
+    store_tile(head_of(grad_key, x0, x1, batch, head), grad_key_tile, start, x2, 0, key_len, 1, HEAD_DIM)
+    store_tile(head_of(grad_value, y0, y1, batch, head), grad_value_tile, start, y2, 0, key_len, 1, HEAD_DIM)
 
 
 @jit
 def query_kernel(
-    states,
-    strides,
-    row_grads,
-    row_factors,
-    key_padding_mask,
-    seed,
-    learned_threshold,
-    bounds,
-    row_thresholds,
-    numbers,
-    heads,
-    query_len,
-    key_len,
-    causal_offset,
-    rows_per_position,
-    row_batches,
-    bound_batches,
-    drop_below,
-    ACTIVATION: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    IS_AFFINE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    query, key, value, grad_output, grad_query,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2,
+    row_sum_grads, weighted_log_grads, grad_rows,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    threshold, scale, kept_share, grad_scale, value_scale,
+    heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
+    ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Gradients of one tile of queries, and those of the threshold by query."""
-    query, key, value, grad_output, grad_query = states
-    row_sum_grads, weighted_log_grads, grad_rows = row_grads
-    threshold, scale, kept_share, grad_scale, _ = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     place, batch, head, start = find_place(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
-    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
-    query, grad_output = head_of(query, strides, 0, batch, head), head_of(grad_output, strides, 3, batch, head)
-    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
-    grad_tile = load_tile(grad_output, start, strides[11], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
-    factors = load_row(row_factors, batch % row_batches, rows, query_len)
-    row_sum_grad = load_row(row_sum_grads, place, rows, query_len)[:, None]
-    weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[:, None]
+    key, value = head_of(key, k0, k1, batch, head), head_of(value, v0, v1, batch, head)
+    query = head_of(query, q0, q1 * GROUP, batch, head)
+    grad_output = head_of(grad_output, o0, o1 * GROUP, batch, head)
+    query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
+    grad_tile = load_tile(grad_output, start, o2, o1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
+    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)
+    if row_sum_grads is not None:
+        row_sum_grad = load_statistic(row_sum_grads, place, rows, query_len, GROUP)[:, None]
+        weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[:, None]
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
-    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[:, None]
-    upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[:, None]
+    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
     if row_thresholds is not None:
-        threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
+        threshold = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[:, None]
     begin, whole, end = key_range(
-        key_padding_mask,
-        bounds,
-        bound_batches,
-        query_len,
-        batch,
-        start,
-        key_len,
-        causal_offset,
-        rows_per_position,
-        IS_CAUSAL,
-        QUERIES,
-        KEYS,
-    )
+        key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
+        IS_CAUSAL, GROUP, QUERIES, KEYS,
+    )  # fmt: skip
     for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
-            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
-            value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
+            value_tile = load_tile(value, first, v2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             grads = tl.dot(grad_tile, tl.trans(value_tile), input_precision=PRECISION)
             if IS_AFFINE:
@@ -427,10 +323,10 @@ def query_kernel(
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                grads = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, grads, 0.0)
-            if bounds[0] is not None:
+                grads = tl.where(keys[None, :] <= rows[:, None] // GROUP + causal_offset, grads, 0.0)
+            if first_keys is not None:
                 grads = tl.where(keys[None, :] >= lower, grads, 0.0)
-            if bounds[1] is not None:
+            if last_keys is not None:
                 grads = tl.where(keys[None, :] <= upper, grads, 0.0)
             if grad_rows is not None:
                 if row_sum_grads is not None:
@@ -441,9 +337,9 @@ def query_kernel(
     if row_sum_grads is None and not IS_HALF:
         grad_query_tile *= factors[:, None]
         grad_sum *= factors
-    grad_query = head_of(grad_query, strides, 4, batch, head)
-    store_tile(grad_query, grad_query_tile * grad_scale, start, strides[14], query_len, HEAD_DIM)
-    store_row(grad_rows, grad_sum, place, rows, query_len)
+    grad_query = head_of(grad_query, x0, x1 * GROUP, batch, head)
+    store_tile(grad_query, grad_query_tile * grad_scale, start, x2, x1, query_len, GROUP, HEAD_DIM)
+    store_statistic(grad_rows, grad_sum, place, rows, query_len, GROUP)
 
 
 @jit

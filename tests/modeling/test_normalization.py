@@ -140,7 +140,13 @@ class Scaled(torch.nn.Module):
 
 def build_compiled(name, width):
     """A module that compiled code can take, in float32."""
-    made = {"unit_length": UnitLength, "scaled": Scaled, "rms_norm": RMSNorm, "gated_rms_norm": GatedRMSNorm, "scale_norm": ScaleNorm}
+    made = {
+        "unit_length": UnitLength,
+        "scaled": Scaled,
+        "rms_norm": RMSNorm,
+        "gated_rms_norm": GatedRMSNorm,
+        "scale_norm": ScaleNorm,
+    }
     module = made[name]() if name == "unit_length" else made[name](width, eps=1e-6)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)

@@ -78,9 +78,7 @@ def test_padding_of_the_target_is_no_null_row():
         padded, mask, encoder_hidden_states=model.get_encoder()(source).last_hidden_state, output_null_rate=True
     ).site_rows
     alone = [
-        model.get_decoder()(
-            row, encoder_hidden_states=one.encoder_last_hidden_state, output_null_rate=True
-        ).site_rows
+        model.get_decoder()(row, encoder_hidden_states=one.encoder_last_hidden_state, output_null_rate=True).site_rows
         for row, one in zip(rows, rates, strict=True)
     ]
     alone = sum(regularization.regularizer_sums(sites, None) for sites in alone)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -82,18 +81,79 @@ def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
 
 
 @needs_triton
-def test_where_tiles_are_timed(monkeypatch):
-    def tiles(dtype: torch.dtype, query_len: int, key_len: int) -> int:
-        query, key, *_ = draw(1, 1, query_len, key_len, 64, dtype)
-        case = triton_attention.TuningCase.of("forward", pass_options(), query, key, (None,) * 3, False)
-        return len(triton_attention.tuned_kernel(case).configs)
+@pytest.mark.parametrize(
+    ("dtype", "length", "memory", "index"),
+    [
+        (torch.bfloat16, 256, 227, 1),
+        (torch.bfloat16, 257, 227, 0),
+        (torch.bfloat16, 257, 163, 1),
+        (torch.float32, 256, 227, 0),
+    ],
+    ids=str,
+)
+def test_tiles_follow_memory_and_length(dtype, length, memory, index, monkeypatch):
+    monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: memory * 1024)
+    size = "float32" if dtype == torch.float32 else 64
+    device = torch.device("cuda", 0)
+    assert triton_attention.tile_of("forward", dtype, 48, length, device) == TILES["forward"][size][index]
 
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    assert tiles(torch.bfloat16, 256, 256) == 1
-    assert tiles(torch.bfloat16, 256, 257) == tiles(torch.bfloat16, 257, 1) == len(TILES["forward"][64])
-    assert tiles(torch.float32, 256, 256) == len(TILES["forward"]["float32"])
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert tiles(torch.bfloat16, 300, 300) == tiles(torch.float32, 300, 300) == 1
+
+class Started:
+    """A compiled kernel that writes down what it is started with."""
+
+    function = packed_metadata = None
+
+    def __init__(self, calls: list):
+        self.calls = calls
+
+    def run(self, *arguments) -> None:
+        self.calls.append(arguments)
+
+
+class StartedKernel:
+    """A kernel of triton that is compiled by being started."""
+
+    def __init__(self, calls: list):
+        self.calls, self.compiled = calls, []
+
+    def __getitem__(self, grid):
+        return self.start
+
+    def start(self, *arguments, **options) -> Started:
+        self.compiled.append(arguments)
+        return Started(self.calls)
+
+
+@needs_triton
+def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
+    calls = []
+    kernel = StartedKernel(calls)
+    monkeypatch.setattr(triton_attention, "_kept", {})
+    monkeypatch.setattr(triton_attention, "MOST_KEPT", 2)
+    monkeypatch.setitem(triton_attention.KERNELS, "forward", kernel)
+    monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are
+    monkeypatch.setattr(triton_attention.triton.runtime.driver, "_active", MagicMock())
+    query, key, value, _ = draw(2, 4, 48, 80, 64, torch.bfloat16)
+    key, value = key[:, :2], value[:, :2]
+    options = pass_options(activation="relu", row_factors=torch.ones(1, 48), causal_offset=32)
+    for _ in range(2):
+        triton_forward(query, key, value, options)
+    first, second = kernel.compiled[0], calls[0][9:]
+    assert len(kernel.compiled) == len(calls) == 1
+    for given, kept in zip(first, second, strict=True):
+        assert type(given) is Tensor or given == kept
+    assert second[0] == query.data_ptr()
+    # another dtype of an option, places that are no multiples of 16 bytes, and a third kind beyond the bound
+    triton_forward(query, key, value, options._replace(row_factors=None))
+    triton_forward(query[:, :, 1:], key, value, options._replace(row_factors=None))
+    assert len(kernel.compiled) == 2
+    narrow = torch.empty(2, 48, 4, 65, dtype=torch.bfloat16).transpose(1, 2)[..., 1:]
+    for _ in range(2):
+        triton_forward(narrow, key, value, options)
+    assert len(kernel.compiled) == 4
+    triton_forward(query, key, value, options._replace(activation="gelu"))
+    assert len(triton_attention._kept) == 1
 
 
 def test_without_triton_blocks_do_it(hopper, monkeypatch):
@@ -104,17 +164,15 @@ def test_without_triton_blocks_do_it(hopper, monkeypatch):
 class CompilingKernel:
     """Compiles what it is called with, and runs nothing."""
 
-    best_config = None
+    def __init__(self, kernel):
+        self.kernel, self.compiled = kernel, None
 
-    def __init__(self, name: str, tile: tuple[int, int, int, int]):
-        self.kernel = triton_attention.KERNELS[name]
-        self.tile = dict(zip(("QUERIES", "KEYS", "num_warps", "num_stages"), tile, strict=True))
-
-    def __getitem__(self, grid: Callable):
+    def __getitem__(self, grid: tuple[int]):
         return self.compile
 
-    def compile(self, *args, **constants) -> None:
-        self.compiled = self.kernel.warmup(*args, **constants, **self.tile, grid=(1,))
+    def compile(self, *arguments, **options) -> "CompilingKernel":
+        self.compiled = self.kernel.warmup(*arguments, **options, grid=(1,))
+        return self
 
 
 @pytest.fixture
@@ -128,15 +186,18 @@ def compile_for_hopper(monkeypatch, tmp_path):
         get_current_device = staticmethod(lambda: "H100")
         get_current_stream = staticmethod(lambda device: 0)
 
+    written = dict(triton_attention.KERNELS)
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
 
     def compile_call(name: str, tile: tuple[int, int, int, int], states: tuple[Tensor, ...], **options):
-        kernel = CompilingKernel(name, tile)
-        monkeypatch.setattr(
-            triton_attention, "tuned_kernel", lambda case: kernel if case.name == name else MagicMock(best_config=None)
-        )
+        kernel = CompilingKernel(written[name])
+        monkeypatch.setattr(triton_attention, "tile_of", lambda *_: tile)
+        monkeypatch.setattr(triton_attention, "_kept", {})
+        kernels = {**{other: MagicMock() for other in TILES}, name: kernel}
+        monkeypatch.setattr(triton_attention, "KERNELS", kernels)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are
         options = pass_options(**options)
         output, *row_grads, _ = triton_forward(*states[:3], options)
         triton_backward(output, *row_grads, *states[:3], options)
@@ -184,7 +245,9 @@ def test_everything_compiles(compile_for_hopper, name, activation, dtype):
 @pytest.mark.parametrize("name", TILES)
 def test_windows_and_thresholds_of_rows_compile(compile_for_hopper, name, activation):
     query, key, *others = draw(2, 1, 48, 80, 64, torch.bfloat16)
-    rows = {"first_keys": torch.arange(48)[None] // 3, "row_thresholds": torch.zeros(2, 1, 48)}
-    options = {**draw_options(query, key, dropout=0.1, seed=torch.tensor([1])), **rows, "rows_per_position": 3}
+    query = query.repeat_interleave(3, 1)  # heads of queries that share one of keys
+    others[-1] = others[-1].repeat_interleave(3, 1)
+    rows = {"first_keys": torch.arange(48)[None] // 3, "row_thresholds": torch.zeros(2, 3, 48)}
+    options = {**draw_options(query, key, dropout=0.1, seed=torch.tensor([1])), **rows}
     states = (query, key, *others)
     assert compile_for_hopper(name, TILES[name][64][-1], states, activation=activation, **options).asm["cubin"]

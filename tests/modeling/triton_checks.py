@@ -92,7 +92,7 @@ def test_dropout_leaves_its_share():
 def test_dropout_is_the_same_in_every_tile(monkeypatch):
     (kept,) = draw_kept(5)
     for queries, keys in ((32, 16), (16, 32), (16, 64), (16, 128)):
-        monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", {"QUERIES": queries, "KEYS": keys})
+        monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", (queries, keys, 4, 1))
         torch.testing.assert_close(draw_kept(5)[0] > 0, kept > 0)
 
 
