@@ -57,7 +57,7 @@ def fields_of(path: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table of Markdown; `|` in a cell would end it, and `</s>` is no HTML."""
-    lines = [[re.sub(r"<(/?\w+)>", r"&lt;\1&gt;", cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    """Write a table of Markdown; in code `|` ends no cell, and `</s>` in words is no HTML."""
+    lines = [[re.sub(r"<(/?\w+)>", r"&lt;\1&gt;", cell) for cell in row] for row in (head, *rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
