@@ -125,6 +125,7 @@ class AttentionConfig:
             raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
+        # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -163,6 +164,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
+        # not `setattr`: the checks run once more, on all fields together
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,6 +174,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
+        # L comes from the data, so it does not make another preset
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
@@ -181,5 +184,6 @@ class AttentionConfig:
             return self.scale
         if self.score == "cosine":
             length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
+            # cosines lie in [−1, 1], where softmax is nearly flat: without a large a no key could stand out
             return math.log2(length**2 - length)
         return head_dim**-0.5

@@ -131,6 +131,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
+        # the saved file holds the number, so that a new default does not change an old model
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -181,6 +182,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
+        # presets are written out by their fields: a name would mean what a later version makes of it
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value

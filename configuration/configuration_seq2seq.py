@@ -191,6 +191,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % (number := getattr(self, heads)):
                 raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
+        # half of the channels are sines, half cosines
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
         if self.position_offset and self.position_embedding_type != "learned":

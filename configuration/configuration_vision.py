@@ -189,6 +189,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def default_scale_length(self) -> int:
         """L of cosine attention: every image has the same length."""
+        # log2(L² − L) needs an L of 2 at least
         return max(2, self.num_tokens)
 
     def validate_fields(self) -> None:
@@ -223,6 +224,7 @@ class VisionTransformerConfig(TransformerConfig):
         heads, width = self.num_attention_heads, self.hidden_size
         if width % heads:
             raise ValueError(f"{owner}.num_attention_heads is {heads}, but must divide hidden_size ({width})")
+        # sines and cosines, of rows and of columns
         if width % 4 and self.position_embedding_type == "sincos2d":
             raise ValueError(f"{owner}.hidden_size is {width}, but must be a multiple of 4 with sincos2d")
 

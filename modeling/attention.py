@@ -39,7 +39,7 @@ AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 @dataclass(frozen=True)
 class AttentionFormula:
-    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
+    r"""Formula that a backend computes from queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
 
     Args:
         attention: φ, c, α, θ and their forms.
@@ -277,7 +277,7 @@ def attention_backend(name: str) -> Callable[..., AttentionOutput]:
 
 
 class AttentionVariant(nn.Module):
-    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+    """Parts of an attention between its projections: scalars, norms and the formula of `AttentionConfig`."""
 
     attention: AttentionConfig
     head_dim: int
@@ -311,7 +311,7 @@ class AttentionVariant(nn.Module):
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
-        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        """Describe the attention to a backend, with a = `scaling` where it is not learned."""
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})

@@ -45,6 +45,7 @@ def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
         means = sums / counts
         return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
+    # which keys stay is a choice and has no gradient; below, τ is a smooth function of the keys that stay
     with torch.no_grad():
         ordered = scores.sort(-1, descending=True).values
         counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -116,6 +117,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
     """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
     wide = at_least_float32(weights)
     sums = wide.sum(-1, keepdim=True)
+    # 0/1 and not 0/0, whose gradient would be NaN even where the second fill hides the value
     return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
 
 
@@ -124,6 +126,7 @@ def length_divisor(
 ) -> Tensor | float | None:
     """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
+        # None saves every layer an operation
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)

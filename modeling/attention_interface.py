@@ -151,6 +151,7 @@ class InterfaceAttention(AttentionVariant):
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
         changes = {} if s_aux is None else {"attention": _with_sinks(config), "threshold": s_aux}
+        # a model of transformers has made its values already, so they are normalised here
         if config.value_norm == "l2":
             value = unit_length(value)
         own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
@@ -167,6 +168,7 @@ class InterfaceAttention(AttentionVariant):
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
+        # only the reference holds the weights that are asked for
         backend = "eager" if _wants_weights(keywords) else "fused"
         output, weights, _ = self.attend(formula, query, key, value, mask, attn_implementation=backend)
         return output.unflatten(2, (query.shape[1], -1)), weights
@@ -196,6 +198,7 @@ def make_mask(
         others: whatever else transformers passes to functions of this kind.
     """
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        # not a tensor: it is an `AttentionMask` already
         return attention_mask  # `generate` has it made before it calls the model
     device = torch.device(device)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -255,7 +258,7 @@ _MADE_BY = {
 
 
 def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
-    """What a mask function is the intersection of, with the values that it knows; None where it is something else."""
+    """Find the masks that a mask function is the intersection of, with their values; None if it is something else."""
     parts = _flatten(mask_function)
     if parts is None:
         return None
@@ -267,6 +270,7 @@ def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | Non
 
 
 def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
+    # by identity: a function that only behaves alike could do something else at the next call
     if function is causal_mask_function:
         return [("causal", {})]
     if function is bidirectional_mask_function:
@@ -296,6 +300,7 @@ def _with_sinks(config: AttentionConfig) -> AttentionConfig:
             f"this model has sinks (s_aux), but attention with activation {config.activation!r} has none: take "
             "'softmax_attention' or 'softmax1_attention'"
         )
+    # the sink's logit of each head is θ there
     return replace(config, activation="softmax1")
 
 
@@ -325,6 +330,7 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
     starts, positions = keywords.get("cu_seq_lens_q"), keywords.get("position_ids")
     if starts is None:
         is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
+        # with a cache there are more keys than positions, and a text cannot begin in between
         is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == mask.key_len == positions.shape[-1]
         return mask.once("texts", lambda: mask.of_texts(positions)) if is_free and is_row else mask
     if getattr(mask, "has_chunks", False):

@@ -50,8 +50,10 @@ class RequestHandler:
             answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
             # an image alone has a list of classes for its answer, a text alone a list of one translation
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
+        # a mistake of the sender: the answer says why, in one line
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
+        # a fault here: the sender learns no path and no line of code
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None

@@ -43,6 +43,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
+            # slow and right goes before fast and wrong
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -50,11 +51,13 @@ class CheckedGenerationMixin(GenerationMixin):
 
 @torch.no_grad()
 def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
-    """What differs, in words, between steps of `generate` and one pass of the model over their tokens, if any does."""
+    """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
+    # any tokens will do, as both ways get the same ones
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
+    # one row is padding except for its first token: a mask that gets lost changes its result
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     # what is not said here is as the model was saved with
@@ -77,6 +80,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
+        # beams change their places in the cache, which greedy search never asks of it
         if not torch.equal(generate(num_beams=2), generate(num_beams=2, use_cache=False)):
             return "beam search gives other tokens with a cache than without"
     except Exception as error:

@@ -22,6 +22,7 @@ class EndpointHandler(RequestHandler):
         if Image is None:
             raise ValueError("images need Pillow, which is not installed on this endpoint")
         images = [open_input(value) for value in inputs]
+        # a small file may hold a huge image, so sizes are looked at before a pixel is decoded
         check_bounds(images)
         try:
             return [upright_rgb(image) for image in images]

@@ -16,6 +16,7 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
+    # the code of an old folder must not call functions that have changed since
     return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
@@ -26,5 +27,6 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
     """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
     if not training or probability == 0:
         return states
+    # on CPUs PyTorch draws more random bits than it needs, which takes longer than the product
     dropped = None if kernels is None else kernels.dropout(states, probability)
     return functional.dropout(states, probability) if dropped is None else dropped

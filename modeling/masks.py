@@ -75,7 +75,9 @@ class AttentionMask:
                 )
             return mask
         if mask is not None:
+            # missing dimensions are in front, as PyTorch broadcasts
             mask = mask[(None,) * (4 - mask.dim())]
+        # this is padding in another form, and kernels take padding but no ready masks
         if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
@@ -97,6 +99,7 @@ class AttentionMask:
         begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
         if not torch.compiler.is_compiling() and not begins.any():
             return self
+        # number of the text at each place: a query sees from its first to its last place
         texts = begins.cumsum(-1)
         return self.within(torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1)
 
@@ -108,6 +111,7 @@ class AttentionMask:
         return replace(
             self,
             query_len=stop - start,
+            # the queries before these are keys of their past
             causal_offset=None if offset is None else offset + start,
             first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
             last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
@@ -128,7 +132,7 @@ class AttentionMask:
 
     @property
     def is_triangle(self) -> bool:
-        """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
+        """Whether the mask is plain causal self-attention: no padding, no window, no cache."""
         bounds = (self.key_padding_mask, self.first_keys, self.last_keys)
         is_plain = self.is_structured and all(bound is None for bound in bounds)
         return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
@@ -170,6 +174,7 @@ class AttentionMask:
         return self.once("key_counts", self._count_keys)
 
     def _count_keys(self) -> Tensor | int:
+        # a ready mask may be anything, so its ones are counted
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
@@ -181,6 +186,7 @@ class AttentionMask:
             seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
         if last is not None:
             seen = seen.minimum(last + 1).clamp_min(0)
+        # real keys before each place: n_i is the difference of two of these numbers, without a matrix
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
         counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:

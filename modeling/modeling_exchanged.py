@@ -32,7 +32,7 @@ IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every modul
 
 
 class Caller:
-    """What an attention reads of the module that it stands in, without the weights, which hooks may have moved."""
+    """Hold what an attention reads of its module, without the weights, which hooks may have moved."""
 
     def __init__(self, module: nn.Module):
         self.training = module.training
@@ -42,7 +42,7 @@ class Caller:
 
 
 class ExchangeableAttention(InterfaceAttention):
-    """What the interface calls: the attention that hangs on a module, or softmax where there is none."""
+    """Compute the attention that hangs on a module, or softmax where nothing hangs, for the interface."""
 
     def forward(self, module: nn.Module, *states: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
         """Attend by the module's own attention.
@@ -68,7 +68,7 @@ _is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)  # w
 
 
 class ExchangedModel(PreTrainedModel):
-    """What a model of transformers has beside its own class once its attention is exchanged; see `exchanged_class`."""
+    """Base of models whose attention is exchanged: how they are opened, saved and pickled; see `exchanged_class`."""
 
     config_class = ExchangedConfig
     # set by the installed library, so that every way of saving writes the code beside config.json
@@ -152,6 +152,7 @@ class ExchangedModel(PreTrainedModel):
         """
         repo_id = keywords.pop("repo_id", None)
         super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
+        # one process writes, as the others would write the same files at the same time
         if is_main_process:
             config, folder = self.exchanged_config(), PurePath(save_directory)
             is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith(".")
@@ -204,7 +205,7 @@ class ExchangedModel(PreTrainedModel):
 
 
 class ExchangedBaseModel(ExchangedModel):
-    """What `AutoModel` opens of an exchanged model: the one without its head."""
+    """Exchanged model without its head, as `AutoModel` opens it."""
 
     @classmethod
     def _opened(cls, config: ExchangedConfig) -> tuple[type[ExchangedModel], PreTrainedConfig]:
@@ -293,6 +294,7 @@ def attach(model: PreTrainedModel) -> None:
             raise ValueError(f"ExchangedConfig.modules has {name!r}, which is no attention module of this model")
     for module in modules.values():
         if calls_interface(type(module)):
+            # None marks the modules that were looked at, so that a stock class cannot pass for them
             module.add_module(SUBMODULE, None)  # softmax, where the next lines put nothing else
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)

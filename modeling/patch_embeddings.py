@@ -53,6 +53,7 @@ class PatchEmbeddings(nn.Module):
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
         else:
+            # a formula gives it, so no file has to hold it
             self.register_buffer("position_embeddings", positions, persistent=False)
         self.reset_parameters()
 
@@ -89,6 +90,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
+        # the formula holds for every grid, so there is nothing to interpolate
         if not self.is_learned:
             table = sincos2d_table(rows, columns, positions.shape[-1])
             return table[None].to(positions.device, positions.dtype)

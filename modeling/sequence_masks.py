@@ -45,6 +45,7 @@ def causal_mask(
         device: where the queries are.
     """
     mask = None if attention_mask is None else _checked(attention_mask)
+    # a ready mask says everything, causality too
     if mask is not None and mask.dim() == 4:
         return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
@@ -67,6 +68,7 @@ def token_positions(
     """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
+    # the first real token has position 0, wherever padding stands
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 

@@ -39,6 +39,7 @@ class TargetCache(DynamicCache):
         """Add keys and values [rows, heads, length, width]; all that there are, as views of the same shape."""
         if layer_idx == len(self._states):
             rows, heads, length, width = key.shape
+            # with room to grow: most translations are longer than their first token
             capacity = min(self.max_length, max(self.FIRST_CAPACITY, 2 * length))
             self._states.append(key.new_empty(capacity, 2, rows, heads, width))
             self._spare.append(self._states[-1].new_empty(0))
@@ -46,6 +47,7 @@ class TargetCache(DynamicCache):
         start, end = self._lengths[layer_idx], self._lengths[layer_idx] + key.shape[2]
         states = self._states[layer_idx]
         if end > len(states):
+            # twice as much each time, so that all copies together cost no more than the last one
             grown = states.new_empty(min(self.max_length, max(end, 2 * len(states))), *states.shape[1:])
             grown[:start] = states[:start]
             self._states[layer_idx] = states = grown
@@ -60,6 +62,7 @@ class TargetCache(DynamicCache):
             shape = (len(states), 2, len(beam_idx), *states.shape[3:])
             if spare.shape != shape:
                 spare = states.new_empty(shape)
+            # rows may go to several places, so they cannot be moved inside of one memory
             torch.index_select(states[:length], 2, beam_idx, out=spare[:length])
             self._states[layer], self._spare[layer] = spare, states
 

@@ -38,6 +38,7 @@ def choose_computation(
         return None
     if query.shape[2] == 1 and dropout == 0 and needed_statistics == "none":
         return "single_query"
+    # asked first: the rule for few keys below is of processors without compiled code
     if _is_native(query, value, activation):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype

@@ -70,6 +70,7 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, nn.Linear):
         raise ValueError("model is a linear layer, but must hold those that are replaced")
+    # parameters of integers are torchao's, and quantised already
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     for tensor in weights:
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
@@ -79,9 +80,11 @@ def quantize_int8(model: nn.Module) -> nn.Module:
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
                 is_torchao = hasattr(getattr(layer, "weight", None), "qdata")
+                # not `isinstance`: a subclass may compute something else
                 if type(layer) is nn.Linear or hasattr(layer, "unit_weight") or is_torchao:
                     setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
+        # the packed weights are for this processor, and would open on no other
         model.save_pretrained = _refuse_saving
     return model.eval()
 

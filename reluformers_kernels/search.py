@@ -210,6 +210,7 @@ class _Decoder:
 
     def __init__(self, model: SearchMixin, beams: int, max_length: int, model_kwargs: dict):
         self.model = model
+        # transformers repeats the source for each beam; here one row serves all beams of a sentence
         self.source = model_kwargs["encoder_outputs"][0][::beams]
         mask = model_kwargs.get("attention_mask")
         self.mask = None if mask is None else mask[::beams]
@@ -261,6 +262,7 @@ def _greedy_search(
         running = torch.cat([running, tokens], dim=1)
         sequences[rows, length] = tokens[:, 0]
         length += 1
+        # `int` makes Python wait for a GPU, so there is one a step
         is_done = is_done | stopping_criteria(running, None)
         done = int(is_done.sum())
         if done == len(rows):
@@ -287,6 +289,7 @@ def _beam_search(
     ends = config._eos_token_tensor
     # so many that `beams` go on even if all others end
     number = max(2, 1 + (0 if ends is None else len(ends))) * beams
+    # only a hypothesis among the best `beams` may finish, as in transformers
     is_top = torch.arange(number, device=device) < beams
     decoder = _Decoder(model, beams, width, model_kwargs)
     batch = len(input_ids) // beams
@@ -390,6 +393,7 @@ def _best_continuations(
         logits = logits_processor(running, logits.log_softmax(-1))
         constants = running_scores
     else:
+        # log-softmax moves all tokens of a row by one number, so the best tokens are found without it
         constants = running_scores - logits.logsumexp(-1).view(batch, beams)
     values, tokens = top_k(logits, min(number, logits.shape[-1]))
     values = values.view(batch, beams, -1) + constants[:, :, None]

@@ -36,6 +36,7 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
+    # the code of an old folder must not call functions that have changed since
     return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
@@ -46,6 +47,7 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
     """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
     if not training or probability == 0:
         return states
+    # on CPUs PyTorch draws more random bits than it needs, which takes longer than the product
     dropped = None if kernels is None else kernels.dropout(states, probability)
     return functional.dropout(states, probability) if dropped is None else dropped
 
@@ -70,6 +72,7 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
 
     ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
+    # compiled, a norm is one pass over memory; None says that plain PyTorch is to compute it
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
     return _plain_norm(*arguments) if output is None else output
@@ -82,6 +85,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
         output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
     else:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        # 0/1 at x = 0: a division by ε would make its gradient 1/ε, which is huge
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
@@ -226,6 +230,7 @@ def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
         means = sums / counts
         return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
+    # which keys stay is a choice and has no gradient; below, τ is a smooth function of the keys that stay
     with torch.no_grad():
         ordered = scores.sort(-1, descending=True).values
         counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -297,6 +302,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
     """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
     wide = at_least_float32(weights)
     sums = wide.sum(-1, keepdim=True)
+    # 0/1 and not 0/0, whose gradient would be NaN even where the second fill hides the value
     return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
 
 
@@ -305,6 +311,7 @@ def length_divisor(
 ) -> Tensor | float | None:
     """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
+        # None saves every layer an operation
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)
@@ -397,7 +404,9 @@ class AttentionMask:
                 )
             return mask
         if mask is not None:
+            # missing dimensions are in front, as PyTorch broadcasts
             mask = mask[(None,) * (4 - mask.dim())]
+        # this is padding in another form, and kernels take padding but no ready masks
         if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
@@ -419,6 +428,7 @@ class AttentionMask:
         begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
         if not torch.compiler.is_compiling() and not begins.any():
             return self
+        # number of the text at each place: a query sees from its first to its last place
         texts = begins.cumsum(-1)
         return self.within(torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1)
 
@@ -430,6 +440,7 @@ class AttentionMask:
         return replace(
             self,
             query_len=stop - start,
+            # the queries before these are keys of their past
             causal_offset=None if offset is None else offset + start,
             first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
             last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
@@ -450,7 +461,7 @@ class AttentionMask:
 
     @property
     def is_triangle(self) -> bool:
-        """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
+        """Whether the mask is plain causal self-attention: no padding, no window, no cache."""
         bounds = (self.key_padding_mask, self.first_keys, self.last_keys)
         is_plain = self.is_structured and all(bound is None for bound in bounds)
         return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
@@ -492,6 +503,7 @@ class AttentionMask:
         return self.once("key_counts", self._count_keys)
 
     def _count_keys(self) -> Tensor | int:
+        # a ready mask may be anything, so its ones are counted
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
@@ -503,6 +515,7 @@ class AttentionMask:
             seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
         if last is not None:
             seen = seen.minimum(last + 1).clamp_min(0)
+        # real keys before each place: n_i is the difference of two of these numbers, without a matrix
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
         counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:
@@ -647,7 +660,7 @@ AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 @dataclass(frozen=True)
 class AttentionFormula:
-    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
+    r"""Formula that a backend computes from queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
 
     Args:
         attention: φ, c, α, θ and their forms.
@@ -885,7 +898,7 @@ def attention_backend(name: str) -> Callable[..., AttentionOutput]:
 
 
 class AttentionVariant(nn.Module):
-    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+    """Parts of an attention between its projections: scalars, norms and the formula of `AttentionConfig`."""
 
     attention: AttentionConfig
     head_dim: int
@@ -919,7 +932,7 @@ class AttentionVariant(nn.Module):
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
-        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        """Describe the attention to a backend, with a = `scaling` where it is not learned."""
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})

@@ -208,6 +208,7 @@ class AttentionConfig:
             raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
+        # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -246,6 +247,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
+        # not `setattr`: the checks run once more, on all fields together
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,6 +257,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
+        # L comes from the data, so it does not make another preset
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
@@ -264,6 +267,7 @@ class AttentionConfig:
             return self.scale
         if self.score == "cosine":
             length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
+            # cosines lie in [−1, 1], where softmax is nearly flat: without a large a no key could stand out
             return math.log2(length**2 - length)
         return head_dim**-0.5
 
@@ -392,6 +396,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
+        # the saved file holds the number, so that a new default does not change an old model
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -442,6 +447,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
+        # presets are written out by their fields: a name would mean what a later version makes of it
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
@@ -637,6 +643,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % (number := getattr(self, heads)):
                 raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
+        # half of the channels are sines, half cosines
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
         if self.position_offset and self.position_embedding_type != "learned":

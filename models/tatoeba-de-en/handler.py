@@ -70,8 +70,10 @@ class RequestHandler:
             answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
             # an image alone has a list of classes for its answer, a text alone a list of one translation
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
+        # a mistake of the sender: the answer says why, in one line
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
+        # a fault here: the sender learns no path and no line of code
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
@@ -205,6 +207,7 @@ class TranslationPipeline(Pipeline):
             longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
             options = {"max_length": longest, "max_new_tokens": None, **options}
         options["return_dict_in_generate"] = False
+        # tokens alone: the weights of alignments come from one pass over the finished translation, below
         tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
         found, batch = {"tokens": tokens}, len(input_ids)
         if return_alignments:
@@ -257,6 +260,7 @@ class TranslationPipeline(Pipeline):
         inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
         model = returning_weights(self.model).base_model
         layers = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
+        # the last layer but one aligns best where nothing was measured (Garg et al. 2019)
         weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
         weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
         return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
@@ -344,6 +348,7 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
     last, words = max((start for start in starts if start is not None), default=0), []
     for word in re.finditer(pattern, text):
         words.append(word)
+        # words behind the last token have no weights to show
         if word.end() > last:  # of a long text that was cut, most words have no token
             break
     ends = [word.end() for word in words]
@@ -357,6 +362,7 @@ def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
         functional.one_hot(torch.tensor(indices, dtype=torch.long), len(words) + 1)
         for words, indices in (source, target)
     )
+    # two products with matrices of 0 and 1: no loop over words
     return rows[:, :-1].T.float() @ weights @ columns.float()
 
 

@@ -135,6 +135,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
+            # slow and right goes before fast and wrong
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -142,11 +143,13 @@ class CheckedGenerationMixin(GenerationMixin):
 
 @torch.no_grad()
 def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
-    """What differs, in words, between steps of `generate` and one pass of the model over their tokens, if any does."""
+    """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
+    # any tokens will do, as both ways get the same ones
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
+    # one row is padding except for its first token: a mask that gets lost changes its result
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     # what is not said here is as the model was saved with
@@ -169,6 +172,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
+        # beams change their places in the cache, which greedy search never asks of it
         if not torch.equal(generate(num_beams=2), generate(num_beams=2, use_cache=False)):
             return "beam search gives other tokens with a cache than without"
     except Exception as error:
@@ -207,6 +211,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
+        # a gated form has three maps in place of two, so 2/3 of the width gives as many parameters
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -251,6 +256,7 @@ class FeedForward(nn.Module):
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
+    # one number a row: the row keeps the branch or loses all of it
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
@@ -523,6 +529,7 @@ def causal_mask(
         device: where the queries are.
     """
     mask = None if attention_mask is None else _checked(attention_mask)
+    # a ready mask says everything, causality too
     if mask is not None and mask.dim() == 4:
         return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
@@ -545,6 +552,7 @@ def token_positions(
     """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
+    # the first real token has position 0, wherever padding stands
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
