@@ -18,12 +18,12 @@ from reluformers.conversion.convert import card_metadata
 from reluformers.data.names import is_hub_id, source_name
 from reluformers.evaluation.examples import Example
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
-from reluformers.evaluation.results import METRICS, Evaluation
+from reluformers.evaluation.results import METRICS
 from reluformers.files import read_json, write_text
 from reluformers.papers import attention_source, formula
 from reluformers.training.run import CURVES_FILE
 
-from .card_tables import result_table, statistics_rows, training_words
+from .card_tables import result_table, signatures, statistics_rows
 from .finished_run import FinishedRun, read_finished_run, read_results
 from .markdown import Markup, code, escape, paragraph, row
 
@@ -110,24 +110,23 @@ def write_card(
     dataset = given.dataset or (trained_on if is_hub_id(trained_on) else None)
     licence = given.licence or known_licence(folder)
     base_model = given.base_model or known_base_model(folder, repo_id)
-    measured = _measured(run, repo_id, dataset, given)
+    scores = result_table(run, repo_id.rpartition("/")[2], given.baseline)
     place.mkdir(parents=True, exist_ok=True)
     shown = run.task.card.answer_examples(folder, given.examples, place)
     if not shown and given.held_out:
         shown = run.task.card.held_out_examples(folder, run, place)
     context = {
+        **_known(run, dataset),
+        **_pictures(Path(folder), run, place),
+        "given": given,
         "metadata": card_data(run, repo_id, licence, dataset, shown, base_model).to_yaml(),
         "name": repo_id.rpartition("/")[2],
         "repo_id": Markup(repo_id),
         "revision": Markup(revision),
         "licence": licence,
-        "notes": list(given.notes),
         "examples": shown,
         "base_model": base_model,
-        "space": given.space,
-        **_described(run, dataset, given),
-        **measured,
-        **_pictures(Path(folder), run, place),
+        "table": scores,
         "statistics": _statistics(folder, run, given.held_out, place),
     }
     template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
@@ -204,41 +203,37 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
     return source if is_hub_id(source) else dataset or source_name(source)
 
 
-def _described(run: FinishedRun, dataset: str | None, given: CardOptions) -> dict[str, Any]:
-    """What config.json says, and what the data are."""
-    config = run.config
+def _known(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
+    """What the template says of a run, as far as its folder knows it."""
+    config, card, data, measured = run.config, run.task.card, run.section("data"), run.evaluation
     attentions = _attentions(config)
-    weights = {"normalization": config.normalization_loss_weight, "entropy": config.entropy_loss_weight}
-    sentence = ": ".join(part for part in (given.data_name, given.data_domain) if part)
+    epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
     return {
+        "config": config,
+        "recipe": run.recipe,
+        "noted": _or_none(run.results),
+        "said": _or_none(run.section("training")),
+        "augmentation": _or_none(run.section("augmentation")),
+        "searched": _or_none(measured.decoding if measured else {}),
+        "scored": measured,
+        "scored_data": _scored_data(run, dataset),
+        "signatures": signatures(measured) if measured else None,
         "attentions": attentions,
         "papers": list(dict.fromkeys([*(site["paper"] for site in attentions), run.task.architecture])),
-        "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "dataset": dataset,
         "dataset_link": Markup(f"[{dataset}](https://huggingface.co/datasets/{dataset})"),
-        "data_words": f"The data are {sentence.rstrip('.')}." if sentence else None,
-        "data_terms": given.data_terms and given.data_terms.rstrip("."),
-        "parameters": f"{run.results['parameters']:,}" if run.results.get("parameters") else None,
-        **run.task.card.template_values(config, run.languages),
+        "trained_on": dataset or source_name(data.get("path")) or source_name(data.get("train")),
+        "train_name": source_name(data.get("train") or ("train" if data.get("path") else None)),
+        "epochs": None if data.get("streaming") else epochs,  # the log of a stream counts whole passes alone
+        "shape": {"shape": card.describe_shape(config), **card.describe_inputs(config, run.recipe)}
+        if run.recipe
+        else {},
+        **card.template_values(config, run.languages),
     }
 
 
-def _measured(run: FinishedRun, repo_id: str, dataset: str | None, given: CardOptions) -> dict[str, Any]:
-    """How the model was trained and what it scored."""
-    trained_on = (
-        dataset or source_name(run.section("data").get("path")) or source_name(run.section("data").get("train"))
-    )
-    baseline = Evaluation.load(given.baseline) if given.baseline else None
-    return {
-        "trained_on": trained_on,
-        "hardware": given.hardware or run.results.get("device"),
-        **training_words(run),
-        "results": result_table(run, repo_id.rpartition("/")[2], baseline),
-        "scored": run.evaluation,
-        "scored_data": _scored_data(run, dataset),
-        "searched": defaultdict(lambda: None, run.evaluation.decoding if run.evaluation else {}),
-        "penalties": {"hf": "len^α", "wu": "((5 + len)/6)^α"},
-    }
+def _or_none(values: dict[str, Any]) -> dict[str, Any]:
+    return defaultdict(lambda: None, values)
 
 
 def _pictures(folder: Path, run: FinishedRun, place: Path) -> dict[str, Any]:
