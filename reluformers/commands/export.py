@@ -18,7 +18,7 @@ from pathlib import Path
 
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.export.page import export_page
-from reluformers.onnx.precision import SUFFIXES
+from reluformers.onnx import SUFFIXES
 from reluformers.training.checkpoints import check_model
 
 from .terminal import silence_transformers
@@ -59,16 +59,16 @@ def run(options: argparse.Namespace) -> None:
     name = Path(first).resolve().name if Path(first).exists() else first.rpartition("/")[2]
     output = options.output or Path(f"{name.removesuffix('-onnx')}-{options.to}")
     if options.to == "page":
-        precisions = options.precision or ["int8"]
-        if options.data or options.attentions or len(precisions) > 1:
-            raise ValueError("a page has one --precision, always has attentions, and takes no --data")
+        if options.data or len(options.precision or ()) > 1:
+            raise ValueError("a page has one --precision and takes no --data")
+        precision = options.precision[0] if options.precision else "int8"
         page = export_page(
-            options.model, output, precision=precisions[0], bundle=options.bundle, overwrite=options.overwrite
+            options.model, output, precision=precision, bundle=options.bundle, overwrite=options.overwrite
         )
         print(f"{page['bytes'] / 1e6:.1f} MB to load; to look at it: python -m http.server --directory {output}")
     else:
-        if options.bundle or len(options.model) > 1:
-            raise ValueError("--bundle and several models are of --to page")
+        if len(options.model) > 1:
+            raise ValueError("several models are of --to page")
         record = export_onnx(
             first,
             output,

@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import drop_tokens
+from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, EXPORT_RECORD, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", help="folder of a saved model")
     parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
-    parser.add_argument("--precision", help="of an exported folder: fp32, fp16, int8 or q4; the finest that is there")
+    parser.add_argument("--precision", choices=SUFFIXES, help="of an exported folder; the finest that is there")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all of the machine")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one")
 

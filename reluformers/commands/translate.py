@@ -25,6 +25,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from reluformers.files import check_output_files, stamp
+from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_search
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime", choices=("torch", "onnx"), default="torch", help="onnx for a folder of `reluformers export`"
     )
-    parser.add_argument("--precision", help="of --runtime onnx: fp32, fp16, int8 or q4; the finest that is there")
+    parser.add_argument("--precision", choices=SUFFIXES, help="of --runtime onnx; the finest that is there")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 

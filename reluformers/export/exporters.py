@@ -10,12 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    ImageClassificationPipeline,
-    Pipeline,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig, PreTrainedModel
 
 # as in reluformers.images.scoring
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -25,7 +20,7 @@ from reluformers.images import onnx_model as images
 from reluformers.images.recipe import ImageRecipe
 from reluformers.images.scoring import load_image_model
 from reluformers.modeling.pipeline_translation import TranslationPipeline
-from reluformers.onnx.models import OnnxModel
+from reluformers.onnx.sessions import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
 from reluformers.translation.decoding import ONE_BEST
 from reluformers.translation.languages import saved_languages
@@ -41,27 +36,25 @@ class Exporter:
 
     Args:
         graphs: exports a model, as `onnx_graphs.export_graphs` does.
-        graph_names: names of the graphs, in the order in which they run.
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
-        runner: opens the folder.
+        runner: class that opens the folder.
         languages: of a model, the source's and the target's, where it says them.
         has_image_examples: whether the inputs that a model is shown with are files of images.
         pipeline: opens the folder, in one of its precisions or the finest, as a pipeline of transformers.
         searches: name → options of the scorer by which answers are compared.
-        tokens: answers of a model to the task's example inputs, to compare without data: name → tensor.
+        tokens: answers of a model to the task's example inputs by those searches, to compare without data.
         differing: number of rows of which two answers of a scorer differ.
     """
 
     graphs: Callable[..., Any]
-    graph_names: Sequence[str]
     save_companions: Callable[[str | Path, Path], None]
     runner: type[OnnxModel]
     languages: Callable[[str | Path], Sequence[str | None]]
     has_image_examples: bool
     pipeline: Callable[[str | Path, str | None], Pipeline]
     searches: Mapping[str, Mapping[str, Any]]
-    tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], dict[str, Tensor]]
+    tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], list[Tensor]]
     differing: Callable[[Any, Any], int]
 
 
@@ -76,13 +69,10 @@ def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return source.config_class(**fields, architectures=[source.architecture])
 
 
-def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    given = {name: inputs[name] for name in ("input_ids", "attention_mask")} | ONE_BEST
     length = min(24, model.config.max_position_embeddings)
-    return {
-        name: model.generate(**given, **search, **ONE_BEST, max_length=length)
-        for name, search in TRANSLATION.searches.items()
-    }
+    return [model.generate(**given, **search, max_length=length) for search in TRANSLATION.searches.values()]
 
 
 def _translation_pipeline(folder: str | Path, precision: str | None) -> Pipeline:
@@ -102,7 +92,6 @@ class _OnnxImages(ImageClassificationPipeline):
 
 TRANSLATION = Exporter(
     graphs=onnx_graphs.export_graphs,
-    graph_names=(onnx_graphs.ENCODER, onnx_graphs.DECODER),
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
     languages=saved_languages,
@@ -114,14 +103,13 @@ TRANSLATION = Exporter(
 )
 IMAGES = Exporter(
     graphs=images.export_graphs,
-    graph_names=(images.NAME,),
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,
     languages=lambda model: (),
     has_image_examples=True,
     pipeline=_image_pipeline,
     searches={"class": {}},
-    tokens=lambda model, inputs: {"class": model(**inputs).logits.argmax(-1)},
+    tokens=lambda model, inputs: [model(**inputs).logits.argmax(-1)],
     differing=lambda one, other: int((one.logits.argmax(-1) != other.logits.argmax(-1)).sum()),
 )
 EXPORTERS = {TranslationRecipe.task: TRANSLATION, ImageRecipe.task: IMAGES}

@@ -1,5 +1,6 @@
 """Writes a saved model as a folder of ONNX graphs, and compares these with the model."""
 
+import dataclasses
 import shutil
 import time
 from collections import defaultdict
@@ -17,9 +18,8 @@ from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
 from reluformers.families import FAMILIES
 from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
+from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.onnx.graphs import operators
-from reluformers.onnx.precision import SUFFIXES
-from reluformers.onnx.sessions import FOLDER
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
 from reluformers.tasks import Task, task_of
 
@@ -77,20 +77,21 @@ def export_onnx(
             source.generation_config.save_pretrained(unfinished)
         for name, text in SERVED.items():
             write_text(unfinished / name, text)
+        graphs = exporter.graphs(source, ordered, attentions)
         record = {
             "model": (Path(model).resolve() if Path(model).exists() else Path(model)).name,
             "task": task.name,
             "about": _describe(model, exporter, unfinished),
             "attentions": attentions,
-            **_write_graphs(exporter.graphs(source, ordered, attentions), unfinished / FOLDER),
+            **_write_graphs(graphs, unfinished / FOLDER),
             "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
         }
         files, compared = record.pop("files"), _compare(task, exporter, source, unfinished, ordered)
-        answers = _answers(scorer, rows, exporter, unfinished, ordered) if scorer else {}
-        record |= {"data": answers.pop("rows", None), "pytorch": answers.pop("pytorch", None)}
-        record["precisions"] = {
-            name: {"files": files[name], **compared[name], **answers.get(name, {})} for name in ordered
-        }
+        answers = _answers(scorer, exporter, unfinished, ordered) if scorer else {}
+        record |= {"data": rows and _about_rows(rows), "pytorch": answers.get("pytorch")}
+        record["precisions"] = {name: {"files": files[name], **compared[name]} for name in ordered}
+        for name in answers.keys() & set(ordered):
+            record["precisions"][name]["answers"] = answers[name]
         write_json(unfinished / EXPORT_RECORD, record)
     return record
 
@@ -138,35 +139,32 @@ def _compare(
         answers = exporter.tokens(runner, inputs)
         results[precision] = {
             "logits": error,
-            "differing_drawn": {name: differing_rows(tokens[name], answers[name]) for name in tokens},
+            "differing_drawn": dict(zip(exporter.searches, map(differing_rows, tokens, answers), strict=True)),
         }
     return results
 
 
-def _answers(
-    scorer: Scorer, rows: ScoredData, exporter: Exporter, folder: Path, precisions: Sequence[str]
-) -> dict[str, Any]:
-    """Compare answers, scores and times on rows of data."""
+def _about_rows(rows: ScoredData) -> dict[str, Any]:
+    return {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}
+
+
+def _answers(scorer: Scorer, exporter: Exporter, folder: Path, precisions: Sequence[str]) -> dict[str, Any]:
+    """Compare answers, scores and times on rows of data: of PyTorch and each precision, by search."""
     runners = {"pytorch": scorer.model}
     runners |= {name: exporter.runner.from_folder(folder, name) for name in precisions}
-    results: dict[str, Any] = {"rows": {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}}
-    for name, runner in runners.items():
-        scorer.model, results[name] = runner, {}
-        found = results[name]
-        for search, options in exporter.searches.items():
-            for field, value in options.items():
-                setattr(scorer.options, field, value)
+    results: dict[str, Any] = {name: {} for name in runners}
+    for search, options in exporter.searches.items():
+        scorer.options = dataclasses.replace(scorer.options, **options)
+        wanted = None
+        for name, runner in runners.items():
+            scorer.model = runner
             start = time.perf_counter()
             answer = scorer.answer()
-            seconds = time.perf_counter() - start
+            seconds = round(time.perf_counter() - start, 3)
             scores = {key: score.value for key, score in scorer.count(answer)["scores"].items()}
-            found[search] = {"seconds": round(seconds, 3), "scores": scores}
-            if name == "pytorch":
-                found[search]["answer"] = answer
+            results[name][search] = {"seconds": seconds, "scores": scores}
+            if wanted is None:
+                wanted = answer
             else:
-                found[search]["differing"] = exporter.differing(results["pytorch"][search]["answer"], answer)
-    for search in exporter.searches:
-        del results["pytorch"][search]["answer"]
-    return {"rows": results.pop("rows"), "pytorch": results.pop("pytorch")} | {
-        name: {"answers": found} for name, found in results.items()
-    }
+                results[name][search]["differing"] = exporter.differing(wanted, answer)
+    return results

@@ -16,8 +16,7 @@ from typing import Any
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
 from reluformers.modeling.handler_images import open_input
 from reluformers.modeling.image_input import check_bounds
-from reluformers.onnx.precision import SUFFIXES
-from reluformers.onnx.sessions import FOLDER
+from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.saved_models import EXPORT_RECORD, opening
 
 from .exporters import EXPORTERS
@@ -106,15 +105,14 @@ def export_page(
         What page.json holds: the runtime, the models and the bytes that the browser loads.
 
     Raises:
-        ValueError: a model cannot be exported or shown, two have one name, or a file of the runtime is not the pinned.
+        ValueError, OSError: a model cannot be exported or shown, two have one name, or a file of the runtime is not
+            the pinned one.
     """
     check_output_folder(folder, *models, inside=True)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         for path in SITE.iterdir():
             shutil.copyfile(path, unfinished / path.name)
         entries = [_add_model(model, unfinished, precision) for model in models]
-        if len({entry["path"] for entry in entries}) < len(entries):
-            raise ValueError(f"two of {', '.join(map(str, models))} have one name; rename a folder")
         if repo_id and len(entries) == 1:
             entries[0]["title"] = repo_id.rpartition("/")[2]
         runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
@@ -159,16 +157,14 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         with opening(model, f"its {EXPORT_RECORD}"):  # anybody may have written it
             record = read_json(exported / EXPORT_RECORD)
             exporter, name, about = EXPORTERS[record["task"]], record["model"], record["about"]
-            if not record["attentions"] or precision not in record["precisions"]:
-                raise ValueError(f"{model}: was exported without attentions or without {precision}: export it anew")
             examples = about["examples"] if exporter.has_image_examples else []
-            for one in (name, *examples):
-                if not _PLAIN_NAME.fullmatch(one):
-                    raise ValueError(f"{model}: {EXPORT_RECORD} names {one!r}, which is no plain name of a file")
+            if not record["attentions"] or not all(map(_PLAIN_NAME.fullmatch, (name, *examples))):
+                raise ValueError(f"has no attentions, or files of other names than letters: {name}, {examples}")
             check_bounds([open_input((exported / one).read_bytes()) for one in examples])
-        graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.graph_names]
+        graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.runner.graph_names]
         _check_shown(exported)
         target = page / "models" / name
+        target.mkdir(parents=True)
         for file in (*_READ, *graphs, *examples):
             if file in _READ and not (exported / file).exists():
                 continue
@@ -196,17 +192,19 @@ def _check_shown(exported: Path) -> None:
     """
     settings = {name: read_json(exported / name) for name in _SETTINGS if (exported / name).is_file()}
     images, search = (settings.get(name, {}) for name in _SETTINGS)
-    cut = images.get("do_center_crop") or "shortest_edge" in (images.get("size") or {})
-    if cut or images.get("resample", 2) not in (2, 3):
-        raise ValueError(f"{exported}: the page does not crop images, and scales them by triangles or cubics alone")
-    for name in ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens"):
-        if search.get(name):
-            raise ValueError(f"{exported}: the page's search has no {name}, but generation_config.json has it")
+    names = ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens")
+    otherwise = [name for name in names if search.get(name)]
     if isinstance(search.get("eos_token_id"), list):
-        raise ValueError(f"{exported}: the page's search has one end, but generation_config.json has several")
+        otherwise.append("eos_token_id")
+    if images.get("do_center_crop") or "shortest_edge" in (images.get("size") or {}):
+        otherwise.append("cropping")
+    if images.get("resample", 2) not in (2, 3):
+        otherwise.append("resample")
     for folder in (exported, exported / "target_tokenizer"):
         if (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
-            raise ValueError(f"{folder}: the page reads tokenizer.json alone, which a slow tokenizer does not have")
+            otherwise.append("a slow tokenizer")
+    if otherwise:
+        raise ValueError(f"{exported}: the page does not compute as PyTorch does by {', '.join(otherwise)}")
 
 
 def _bundle(packages: Path | None, folder: Path) -> None:
@@ -217,11 +215,10 @@ def _bundle(packages: Path | None, folder: Path) -> None:
             packages = Path(temporary, "node_modules")
             wanted = sorted({f"{pinned.package}@{pinned.version}" for pinned in RUNTIME.values()})
             command = ["npm", "install", "--silent", "--ignore-scripts", "--no-save", "--prefix", temporary, *wanted]
-            if subprocess.run(command, check=False).returncode:
-                raise ValueError(f"npm cannot fetch {', '.join(wanted)}; name a node_modules that has them")
+            subprocess.run(command, check=False)  # it says itself what is wrong
         for pinned in RUNTIME.values():
             path = packages / pinned.package / pinned.path
-            if not path.is_file() or integrity_of(path.read_bytes()) != pinned.integrity:
+            if integrity_of(path.read_bytes()) != pinned.integrity:
                 raise ValueError(f"{path}: is not that of {pinned.package} {pinned.version}; install this version")
             shutil.copyfile(path, folder / pinned.name)
 

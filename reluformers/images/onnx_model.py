@@ -1,20 +1,17 @@
 """The graph of an image classifier, and the classifier that onnxruntime makes of it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnx
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
 from reluformers.onnx.graphs import export_graph
-from reluformers.onnx.models import OnnxModel
 from reluformers.onnx.precision import convert_precision
-from reluformers.onnx.sessions import Session
-from reluformers.saved_models import opening
+from reluformers.onnx.sessions import OnnxModel, Session
 
 NAME = "model"
 
@@ -43,11 +40,8 @@ def export_graphs(
     pixels = torch.randn(2, config.num_channels, height, width)
     before = config._attn_implementation
     model.set_attn_implementation("eager")  # of standard operators alone
-    graph = export_graph(
-        _Classifier(model, attentions),
-        {"pixel_values": pixels},
-        {"pixel_values": ("batch_size", None, None, None)},
-    )
+    inputs = {"pixel_values": (pixels, ("batch_size", None, None, None))}
+    graph = export_graph(_Classifier(model, attentions), inputs)
     model.set_attn_implementation(before)
     for precision in precisions:
         yield NAME, precision, convert_precision(graph, precision)
@@ -62,21 +56,13 @@ class OnnxClassifier(OnnxModel):
     """
 
     main_input_name = "pixel_values"
+    graph_names = (NAME,)
 
     def __init__(self, config: PreTrainedConfig, session: Session):
         super().__init__(config)
         self.session = session
 
     compute_loss = VisionTransformerForImageClassification.compute_loss
-
-    @classmethod
-    def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxClassifier":
-        """Open an exported folder; arguments and errors as for translation."""
-        session = Session(folder, NAME, precision)
-        with opening(folder, "its configuration"):
-            model = cls(AutoConfig.from_pretrained(folder), session)
-        model.name_or_path = str(folder)
-        return model.eval()
 
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, output_attentions: bool | None = None
@@ -86,9 +72,7 @@ class OnnxClassifier(OnnxModel):
         Raises:
             ValueError: attentions are asked for that the graph was exported without.
         """
-        weights = self.session.layers_of("attentions") if output_attentions else []
-        if output_attentions and not weights:
-            raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
+        weights = self.attentions_of(self.session, "attentions") if output_attentions else []
         outputs = self.session({"pixel_values": pixel_values}, ["logits", *weights])
         logits = outputs["logits"]
         return ImageClassifierOutput(

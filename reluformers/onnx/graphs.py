@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,12 +9,10 @@ from contextlib import contextmanager
 import onnx
 import onnx_ir
 import torch
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch import Tensor, nn
-
-from reluformers.errors import describe_error
 
 IR_VERSION = 10  # what onnxruntime has read since 1.18
 
@@ -31,59 +28,49 @@ class _Unnamed(nn.Module):
         return tuple(self.module(dict(zip(self.names, inputs, strict=True))).values())
 
 
-def export_graph(module: nn.Module, inputs: Mapping[str, Tensor], axes: Mapping[str, Sequence[str | None]]):
-    """Export a module as one ONNX graph of float32.
+def export_graph(module: nn.Module, inputs: Mapping[str, tuple[Tensor, Sequence[str | None]]]) -> ModelProto:
+    """Export a module as one ONNX graph of float32, without lines and paths of the code that it was made of.
 
     Args:
         module: takes a dict of tensors and returns one; the names are those of the graph.
-        inputs: an example, whose axes have different sizes of at least 2.
-        axes: names of the axes of each input, None for those whose size stays.
-
-    Returns:
-        The `ModelProto`.
-
-    Raises:
-        ValueError: an operation of the module has no form in ONNX; names it.
+        inputs: an example, whose axes have different sizes of at least 2, and the names of its axes, None for those
+            whose size stays.
     """
-    inputs, auto = dict(inputs), torch.export.Dim.AUTO
-    shapes = tuple({axis: auto for axis, title in enumerate(axes[name]) if title} for name in inputs)
-    with torch.no_grad(), _quiet():
-        outputs = list(module(inputs))
-        try:
-            program = torch.onnx.export(
-                _Unnamed(module, list(inputs)),
-                tuple(inputs.values()),
-                dynamic_shapes={"inputs": shapes},
-                input_names=list(inputs),
-                output_names=outputs,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-            )
-        except Exception as error:
-            cause = error.__cause__ or error  # the first one is pages long
-            raise ValueError(f"the model cannot be a graph of ONNX: {describe_error(cause)}") from error
+    example = {name: tensor for name, (tensor, _) in inputs.items()}
+    shapes = tuple({axis: title for axis, title in enumerate(axes) if title} for _, axes in inputs.values())
+    with torch.no_grad(), quiet():
+        outputs = list(module(example))
+        program = torch.onnx.export(
+            _Unnamed(module, list(example)),
+            tuple(example.values()),
+            dynamic_shapes={"inputs": shapes},
+            input_names=list(example),
+            output_names=outputs,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
         model = _folded(program.model)
-    _forget_origin(model)
-    _name_axes(model, axes)
+    del model.graph.value_info[:]
+    model.producer_name, model.producer_version = "reluformers", ""
     model.ir_version = min(model.ir_version, IR_VERSION)
     return model
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep to itself what an export says of packages that are not needed and of its own future."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Keep to itself what exporters and quantizers say below errors, and how they set up the root logger."""
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.disable(disabled)
 
 
 def _folded(model: onnx_ir.Model) -> ModelProto:
@@ -101,60 +88,17 @@ def _folded(model: onnx_ir.Model) -> ModelProto:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
         common.CommonSubexpressionEliminationPass(),
+        common.ClearMetadataAndDocStringPass(),
         common.OutputFixPass(),
         common.NameFixPass(),
     )(model)
     return onnx_ir.to_proto(model)
 
 
-def _forget_origin(model: ModelProto) -> None:
-    """Remove lines and paths of the code that a graph was made of, which are most of a small file."""
-    graph = model.graph
-    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer, graph, model):
-        part.doc_string = ""
-        del part.metadata_props[:]
-    del graph.value_info[:]
-    model.producer_name, model.producer_version = "reluformers", ""
-
-
-def _name_axes(model: ModelProto, axes: Mapping[str, Sequence[str | None]]) -> None:
-    """Give the axes of inputs and outputs their names, where the exporter has numbered them."""
-    names = {}
-    for value in model.graph.input:
-        for title, axis in zip(axes[value.name], value.type.tensor_type.shape.dim, strict=True):
-            if title and axis.dim_param:
-                names.setdefault(axis.dim_param, title)
-            elif title:
-                raise ValueError(f"the axis {title!r} of {value.name} is {axis.dim_value} and cannot change")
-    for value in (*model.graph.input, *model.graph.output):
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param:
-                axis.dim_param = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), axis.dim_param)
-
-
-def input_names(model: ModelProto) -> list[str]:
-    """Names of the inputs of a graph."""
-    return [value.name for value in model.graph.input]
-
-
-def output_names(model: ModelProto) -> list[str]:
-    """Names of the outputs of a graph."""
-    return [value.name for value in model.graph.output]
-
-
 def operators(model: ModelProto) -> set[str]:
     """Operators of a graph and of the graphs inside of it, those that are not of the standard with their domain."""
-    return {f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in _all_nodes(model)}
-
-
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Nodes of a graph and of the graphs inside of it."""
-    pending = list(model.graph.node)
-    while pending:
-        node = pending.pop()
-        yield node
-        for attribute in node.attribute:
-            pending += attribute.g.node
+    nodes = onnx_ir.from_proto(model).graph.all_nodes()
+    return {f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes}
 
 
 def merge_branches(
@@ -174,49 +118,40 @@ def merge_branches(
         The merged graph, whose inputs are those of `body` and the switch.
     """
     body, first = copy.deepcopy(body), onnx.compose.add_prefix(first, "first/", rename_inputs=False)
-    others = [name for name in input_names(body) if name not in kept]
-    if not set(input_names(first)) <= set(others):
-        raise ValueError(f"first takes {input_names(first)}, but must take some of {others}")
-    types = {value.name: value.type.tensor_type.elem_type for value in body.graph.input}
-    chosen, constants = {name: f"chosen/{name}" for name in kept}, []
-    for name, numbers in (("start", [0]), ("axis", [2])):
-        constants.append(helper.make_tensor(f"none/{name}", TensorProto.INT64, [1], numbers))
-    given, made = [], list(first.graph.node)
-    for name, source in kept.items():
-        given.append(helper.make_node("Identity", [name], [f"given/{name}"], f"given/{name}"))
-        if source is None:
-            made.append(
-                helper.make_node(
-                    "Slice", [name, "none/start", "none/start", "none/axis"], [f"made/{name}"], f"made/{name}"
-                )
-            )
-        else:
-            made.append(helper.make_node("Identity", [f"first/{source}"], [f"made/{name}"], f"made/{name}"))
-
-    def branch(title: str, nodes: list) -> onnx.GraphProto:
-        results = [helper.make_tensor_value_info(f"{title}/{name}", types[name], None) for name in kept]
-        return helper.make_graph(nodes, title, [], results)
-
-    choice = helper.make_node(
-        "If",
-        [switch],
-        list(chosen.values()),
-        "choose",
-        then_branch=branch("given", given),
-        else_branch=branch("made", made),
-    )
-    for node in body.graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = chosen.get(name, name)
-    handed = [helper.make_node("Identity", [chosen[name]], [output], output) for name, output in passed.items()]
     inputs = {value.name: value for value in body.graph.input}
-    results = [_renamed(inputs[name], output) for name, output in passed.items()]
+    chosen = {name: f"chosen/{name}" for name in kept}
+    given = [_copy_node(name, f"given/{name}") for name in kept]
+    made = list(first.graph.node)
+    for name, source in kept.items():
+        if source is None:
+            made.append(helper.make_node("Slice", [name, "none/start", "none/start", "none/axis"], [f"made/{name}"]))
+        else:
+            made.append(_copy_node(f"first/{source}", f"made/{name}"))
+    branches = {}
+    for key, title, nodes in (("then_branch", "given", given), ("else_branch", "made", made)):
+        types = {f"{title}/{name}": inputs[name].type.tensor_type.elem_type for name in kept}
+        results = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
+        branches[key] = helper.make_graph(nodes, title, [], results)
+    for node in body.graph.node:
+        for number, name in enumerate(node.input):
+            node.input[number] = chosen.get(name, name)
+    handed = [copy.deepcopy(inputs[name]) for name in passed]
+    for value, output in zip(handed, passed.values(), strict=True):
+        value.name = output
+    constants = {"none/start": 0, "none/axis": 2}
     graph = helper.make_graph(
-        [choice, *body.graph.node, *handed],
+        [
+            helper.make_node("If", [switch], list(chosen.values()), "choose", **branches),
+            *body.graph.node,
+            *(_copy_node(chosen[name], output) for name, output in passed.items()),
+        ],
         "merged",
         [*body.graph.input, helper.make_tensor_value_info(switch, TensorProto.BOOL, [1])],
-        [*body.graph.output, *results],
-        [*body.graph.initializer, *first.graph.initializer, *constants],
+        [*body.graph.output, *handed],
+        [
+            *(*body.graph.initializer, *first.graph.initializer),
+            *(helper.make_tensor(name, TensorProto.INT64, [1], [number]) for name, number in constants.items()),
+        ],
     )
     imports = {entry.domain: entry.version for model in (first, body) for entry in model.opset_import}
     merged = helper.make_model(
@@ -225,24 +160,8 @@ def merge_branches(
         ir_version=body.ir_version,
         producer_name=body.producer_name,
     )
-    _share_initializers(merged)
-    return merged
+    return onnx_ir.to_proto(common.DeduplicateHashedInitializersPass()(onnx_ir.from_proto(merged)).model)
 
 
-def _renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
-    renamed = copy.deepcopy(value)
-    renamed.name = name
-    return renamed
-
-
-def _share_initializers(model: ModelProto) -> None:
-    """Keep each tensor once."""
-    names, found = {}, {}
-    for tensor in list(model.graph.initializer):
-        key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data or tensor.SerializeToString())
-        if (same := found.setdefault(key, tensor.name)) != tensor.name:
-            names[tensor.name] = same
-            model.graph.initializer.remove(tensor)
-    for node in _all_nodes(model):
-        for place, name in enumerate(node.input):
-            node.input[place] = names.get(name, name)
+def _copy_node(name: str, output: str) -> NodeProto:
+    return helper.make_node("Identity", [name], [output], output)

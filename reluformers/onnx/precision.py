@@ -1,10 +1,7 @@
 """Number formats of ONNX graphs, under the names that transformers.js has for them."""
 
 import copy
-import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +12,8 @@ from onnx.helper import make_node
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-# format → what the names of its files end in
-SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_quantized", "q4": "_q4"}
+from .graphs import quiet
+
 BLOCK_SIZE = 32  # weights that share a scale in 4 bits
 
 
@@ -39,7 +36,7 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
     if precision == "int8":
         _spread_rows(model)
     if precision == "q4":
-        with _root_logger_quiet():  # which this import sets up for itself
+        with quiet():  # this import sets up the root logger
             from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
             quantizer = MatMulNBitsQuantizer(model, block_size=BLOCK_SIZE, is_symmetric=True)
@@ -48,24 +45,11 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
     return _quantize_to_int8(model, ["MatMul", "Gather"] if precision == "int8" else ["Gather"])
 
 
-@contextmanager
-def _root_logger_quiet() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        logging.disable(disabled)
-
-
 def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
         onnx.save(model, source)
-        with _root_logger_quiet():
+        with quiet():
             quantize_dynamic(
                 source,
                 target,

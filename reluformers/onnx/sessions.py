@@ -1,23 +1,18 @@
-"""Runs ONNX graphs on tensors of PyTorch."""
+"""Runs ONNX graphs on tensors of PyTorch, alone and as models."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from reluformers.saved_models import opening
 
-from .precision import SUFFIXES
-
-FOLDER = "onnx"
-
-
-def saved_precisions(folder: str | Path, name: str) -> list[str]:
-    """Number formats in which a graph lies in the folder of an exported model."""
-    return [key for key, suffix in SUFFIXES.items() if Path(folder, FOLDER, f"{name}{suffix}.onnx").is_file()]
+from . import FOLDER, SUFFIXES
 
 
 class Session:
@@ -33,18 +28,12 @@ class Session:
     """
 
     def __init__(self, folder: str | Path, name: str, precision: str | None = None):
-        found = saved_precisions(folder, name)
-        if not found:
-            raise ValueError(
-                f"{folder}: holds no {FOLDER}/{name}.onnx; `reluformers export MODEL --to onnx` writes such a folder"
-            )
-        if precision is not None and precision not in found:
-            raise ValueError(f"{folder}: precision is {precision!r}, but there are {', '.join(found)}")
+        files = {key: Path(folder, FOLDER, f"{name}{suffix}.onnx") for key, suffix in SUFFIXES.items()}
+        path = files[precision or next((key for key, file in files.items() if file.is_file()), "fp32")]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        path = Path(folder, FOLDER, f"{name}{SUFFIXES[precision or found[0]]}.onnx")
-        with opening(folder, f"{FOLDER}/{path.name}"):
+        with opening(folder, f"{FOLDER}/{path.name}, which `reluformers export` writes,"):
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.outputs = [value.name for value in self._session.get_outputs()]
 
@@ -58,3 +47,54 @@ class Session:
     def layers_of(self, kind: str) -> list[str]:
         """Outputs `kind.0`, `kind.1`, …; none where the graph was exported without them."""
         return [name for name in self.outputs if name.startswith(f"{kind}.")]
+
+
+class OnnxModel(PreTrainedModel):
+    """A model without weights of its own, for what takes a `PreTrainedModel`; made of a configuration and sessions."""
+
+    config_class = PreTrainedConfig
+    # in the order in which they run
+    graph_names: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxModel":
+        """Open an exported folder.
+
+        Args:
+            folder: of `reluformers export --to onnx`.
+            precision: one of `SUFFIXES`; None for the finest that is there.
+
+        Raises:
+            ValueError: it is none, lacks that precision, or is damaged.
+        """
+        sessions = [Session(folder, name, precision) for name in cls.graph_names]
+        with opening(folder, "its configuration"):
+            model = cls(AutoConfig.from_pretrained(folder), *sessions)
+            if cls.can_generate():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
+        model.name_or_path = str(folder)
+        return model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of inputs and outputs, whatever the graph computes in."""
+        return torch.float32
+
+    def set_attn_implementation(self, *_, **__) -> None:
+        """Change nothing: the graph is what it is."""
+
+    def attentions_of(self, session: Session, *kinds: str) -> list[str]:
+        """Outputs with the weights of each layer.
+
+        Raises:
+            ValueError: the graphs were exported without.
+        """
+        names = [name for kind in kinds for name in session.layers_of(kind)]
+        if not names:
+            raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
+        return names

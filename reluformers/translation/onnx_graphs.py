@@ -6,6 +6,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from reluformers.onnx.graphs import export_graph, merge_branches
 from reluformers.onnx.precision import convert_precision
@@ -30,8 +31,10 @@ def present_name(past: str) -> str:
     return past.replace("past_key_values", "present")
 
 
-def _numbered(name: str, layers: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
-    return {f"{name}.{number}": weights for number, weights in enumerate(layers or ())}
+def _numbered(outputs: ModelOutput, *kinds: str) -> dict[str, Tensor]:
+    """Outputs `kind.0`, `kind.1`, … of the layers' weights; none where a model gives none."""
+    layers = ((kind, getattr(outputs, kind) or ()) for kind in kinds)
+    return {f"{kind}.{number}": weights for kind, weights in layers for number, weights in enumerate(weights)}
 
 
 class _Encoder(nn.Module):
@@ -41,10 +44,8 @@ class _Encoder(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = self.encoder(**inputs, output_attentions=self.attentions)
-        return {
-            "last_hidden_state": outputs.last_hidden_state,
-            **_numbered("encoder_attentions", outputs.attentions if self.attentions else None),
-        }
+        layers = {f"encoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()}
+        return {"last_hidden_state": outputs.last_hidden_state, **layers}
 
 
 class _SourceStates(nn.Module):
@@ -91,8 +92,8 @@ class _Decoder(nn.Module):
         return {
             "logits": self.head(outputs.last_hidden_state),
             **{present_name(name): tensor for name, tensor in zip(names, states, strict=True)},
-            **(_numbered("decoder_attentions", outputs.attentions) if self.attentions else {}),
-            **(_numbered("cross_attentions", outputs.cross_attentions) if self.attentions else {}),
+            **{f"decoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()},
+            **_numbered(outputs, "cross_attentions"),
         }
 
 
@@ -113,45 +114,34 @@ def export_graphs(
     """
     config = model.config
     sources, rows, source_len, length, past = 3, 6, 7, 5, 4
-    ids = torch.ones(rows, length, dtype=torch.long)
     mask = torch.ones(sources, source_len, dtype=torch.long)
     states = torch.randn(sources, source_len, config.d_model)
     heads = config.decoder_attention_heads
-    width = config.d_model // heads
-    past_states, past_axes = {}, {}
-    for name in past_names(config):
-        is_own = ".decoder." in name
-        past_states[name] = torch.randn(rows if is_own else sources, heads, past if is_own else source_len, width)
-        axes = (_ROWS, "past_decoder_sequence_length") if is_own else (_SOURCES, "encoder_sequence_length")
-        past_axes[name] = (axes[0], None, axes[1], None)
     of_source = (_SOURCES, "encoder_sequence_length")
-    before = config._attn_implementation
-    model.set_attn_implementation("eager")  # of standard operators alone
-    encoder = export_graph(
-        _Encoder(model, attentions),
-        {"input_ids": torch.ones_like(mask), "attention_mask": mask},  # one tensor would be one input
-        dict.fromkeys(("input_ids", "attention_mask"), of_source),
-    )
-    first = export_graph(
-        _SourceStates(model), {"encoder_hidden_states": states}, {"encoder_hidden_states": (*of_source, None)}
-    )
-    body = export_graph(
-        _Decoder(model, attentions),
-        {"encoder_attention_mask": mask, "input_ids": ids, "encoder_hidden_states": states, **past_states},
-        {
-            "encoder_attention_mask": of_source,
-            "input_ids": (_ROWS, "decoder_sequence_length"),
-            "encoder_hidden_states": (*of_source, None),
-            **past_axes,
-        },
-    )
-    model.set_attn_implementation(before)
+    given = {
+        "encoder_attention_mask": (mask, of_source),
+        "input_ids": (torch.ones(rows, length, dtype=torch.long), (_ROWS, "decoder_sequence_length")),
+        "encoder_hidden_states": (states, (*of_source, None)),
+    }
     kept, passed = {}, {}
     for name in past_names(config):
         _, layer, side, kind = name.split(".")
-        kept[name] = None if side == "decoder" else f"{layer}.{kind}"
-        if side == "encoder":
+        is_own = side == "decoder"
+        shape = (rows, past) if is_own else (sources, source_len)
+        axes = (_ROWS, "past_decoder_sequence_length") if is_own else of_source
+        state = torch.randn(shape[0], heads, shape[1], config.d_model // heads)
+        given[name] = state, (axes[0], None, axes[1], None)
+        kept[name] = None if is_own else f"{layer}.{kind}"
+        if not is_own:
             passed[name] = present_name(name)
+    before = config._attn_implementation
+    model.set_attn_implementation("eager")  # of standard operators alone
+    # one tensor for both would be one input
+    encoder_inputs = {"input_ids": (torch.ones_like(mask), of_source), "attention_mask": (mask, of_source)}
+    encoder = export_graph(_Encoder(model, attentions), encoder_inputs)
+    first = export_graph(_SourceStates(model), {"encoder_hidden_states": given["encoder_hidden_states"]})
+    body = export_graph(_Decoder(model, attentions), given)
+    model.set_attn_implementation(before)
     for precision in precisions:
         parts = [convert_precision(graph, precision) for graph in (body, first)]
         yield ENCODER, precision, convert_precision(encoder, precision)

@@ -4,21 +4,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    Cache,
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedConfig,
-)
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME, one_cache
-from reluformers.onnx.models import OnnxModel
-from reluformers.onnx.sessions import Session
-from reluformers.saved_models import opening
+from reluformers.onnx.sessions import OnnxModel, Session
 from reluformers_kernels import SearchMixin
 
 from .onnx_graphs import DECODER, ENCODER, SWITCH, past_names, present_name
@@ -64,28 +54,11 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
     """
 
     main_input_name = "input_ids"
+    graph_names = (ENCODER, DECODER)
 
     def __init__(self, config: PreTrainedConfig, encoder: Session, decoder: Session):
         super().__init__(config)
         self.encoder, self.session = _Encoder(encoder, config.max_position_embeddings), decoder
-
-    @classmethod
-    def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxTranslator":
-        """Open an exported folder.
-
-        Args:
-            folder: of `reluformers export --to onnx`.
-            precision: one of `SUFFIXES`; None for the finest that is there.
-
-        Raises:
-            ValueError: it is none, lacks that precision, or is damaged.
-        """
-        sessions = [Session(folder, name, precision) for name in (ENCODER, DECODER)]
-        with opening(folder, "its configuration"):
-            model = cls(AutoConfig.from_pretrained(folder), *sessions)
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-        model.name_or_path = str(folder)
-        return model.eval()
 
     def get_encoder(self, *_, **__) -> nn.Module:
         """The encoder, as `generate` calls it."""
@@ -119,22 +92,17 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
         cache = one_cache(past_key_values, cache)
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        weights = [
-            name for kind in ("decoder_attentions", "cross_attentions") for name in self.session.layers_of(kind)
-        ]
-        if output_attentions and not weights:
-            raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
-        outputs = self._step(
-            encoder_outputs[0], attention_mask, decoder_input_ids, cache, weights * bool(output_attentions)
-        )
+        kinds = ("decoder_attentions", "cross_attentions")
+        weights = self.attentions_of(self.session, *kinds) if output_attentions else []
+        outputs = self._step(encoder_outputs[0], attention_mask, decoder_input_ids, cache, weights)
 
-        def layers(kind: str) -> tuple[Tensor, ...] | None:
-            return tuple(outputs[name] for name in self.session.layers_of(kind)) if output_attentions else None
-
+        layers = {
+            kind: tuple(outputs[name] for name in weights if name.startswith(kind)) if weights else None
+            for kind in kinds
+        }
         return Seq2SeqLMOutput(
             logits=outputs["logits"],
-            decoder_attentions=layers("decoder_attentions"),
-            cross_attentions=layers("cross_attentions"),
+            **layers,
             encoder_last_hidden_state=encoder_outputs[0],
             encoder_attentions=None if given else encoder_outputs.attentions,
             **{CACHE_NAME: cache if use_cache else None},
@@ -188,6 +156,6 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
 
 
 def load_onnx_translator(folder: str | Path, precision: str | None = None) -> tuple[OnnxTranslator, Tokenizers]:
-    """Open an exported translation model and its tokenizers; arguments and errors as in `from_folder`."""
+    """Open an exported translation model and its tokenizers; arguments and errors as in `OnnxModel.from_folder`."""
     model = OnnxTranslator.from_folder(folder, precision)
     return model, load_tokenizers(folder, model.config)

@@ -42,7 +42,7 @@ from transformers import (
 from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.errors import run_main
 from reluformers.export.onnx_folder import export_onnx
-from reluformers.onnx.precision import SUFFIXES
+from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.loading import load_translation_split

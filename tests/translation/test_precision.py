@@ -11,7 +11,7 @@ from builders.commands import refusal_of, run_command
 from builders.models import build_model
 from builders.saved_models import save_translator
 from reluformers import quantize_int8
-from reluformers.onnx.models import OnnxModel
+from reluformers.onnx.sessions import OnnxModel
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers_kernels.linear import PackedLinear
