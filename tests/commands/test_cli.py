@@ -74,11 +74,6 @@ def test_settings_are_fields_of_the_task(capsys, tmp_path, setting):
     assert "batch_size" in fails(capsys, "evaluate", folder, "--data", "x", *languages, "--batch_size", 2)
 
 
-def test_the_task_of_a_strange_folder_is_an_error(capsys, tmp_path):
-    assert "config.json" in fails(capsys, "evaluate", tmp_path, "--data", "x")
-    assert "no such folder" in fails(capsys, "evaluate", "./nowhere", "--data", "x")
-
-
 RUN = "from reluformers.errors import run_main; run_main(lambda: {})"
 
 
@@ -134,12 +129,9 @@ def test_the_script_is_a_shim_of_the_command():
     assert shown[0] == shown[1]
 
 
-ENCODINGS = ["ascii", "latin-1", "cp437", "cp932"]
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ["ascii", "cp437"])
 def test_help_and_messages_print_in_any_encoding(monkeypatch, encoding):
-    for arguments in [["--help"], *([command, "--help"] for command in COMMANDS)]:
+    for arguments in (["--help"], ["translate", "--help"], ["card", "--help"]):
         output = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
         with pytest.raises(SystemExit) as caught:
@@ -153,32 +145,8 @@ def test_help_and_messages_print_in_any_encoding(monkeypatch, encoding):
     assert json.loads(output.getvalue().decode(encoding)) == text
 
 
-@pytest.mark.parametrize(
-    "locale", [{"PYTHONIOENCODING": "cp437"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
-)
-def test_help_prints_in_any_locale(locale):
-    ended = subprocess.run(
-        [sys.executable, "-m", "reluformers", "--help"], env={**os.environ, **locale}, capture_output=True, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (0, b"")
-
-
 ROWS = [{"source": "a man", "target": "ein Mann"}] * 3
-NAMES = [
-    "a b",
-    "[x]",
-    "a[1:2]",
-    "100%s",
-    "#1",
-    "what?",
-    "*",
-    "-dash",
-    "~x",
-    "a::b",
-    "$HOME",
-    "new\nline",
-    "\x07\x1b[31m",
-]
+NAMES = ["a[1:2]", "100%s", "#1 what?", "*", "-dash", "~x", "a::b", "$HOME", "new\nline"]
 
 
 def write_rows(path):
