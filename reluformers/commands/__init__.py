@@ -63,14 +63,20 @@ def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *l
         form: of a change.
         lists: names of the options of several values, none of which are of that form.
 
-    Raises:
-        ValueError: there is nothing but changes behind such an option.
     """
     for name in lists:
         values = getattr(options, name) or []
         taken = [text for text in values if form.fullmatch(text)]
-        if taken:
-            if len(taken) == len(values):
-                raise ValueError(f"--{name} is followed by {taken[0]} and by no value of its own")
-            setattr(options, name, [text for text in values if text not in taken])
-            setattr(options, changes, [*getattr(options, changes), *taken])
+        setattr(options, name, [text for text in values if text not in taken])
+        setattr(options, changes, [*getattr(options, changes), *taken])
+
+
+def rows_of(paths: list[str]) -> str | dict[str, str]:
+    """A source of rows by its name, or of two texts, line by line.
+
+    Raises:
+        ValueError: there are more files, or none.
+    """
+    if len(paths) not in (1, 2):
+        raise ValueError(f"{' '.join(paths)}: are {len(paths)} files; give one of rows, or two of text")
+    return paths[0] if len(paths) == 1 else dict(zip(("source", "target"), paths, strict=True))

@@ -2,15 +2,20 @@ r"""Write the model card of a finished run: README.md with metadata for the Hub,
 
 Example:
     reluformers card runs/reluformer --repo_id ORG/multi30k-en-de --dataset bentrevett/multi30k \
-        --baseline runs/softmax/evaluation.json --example "Two dogs run along the beach."
+        --baseline runs/softmax/evaluation.json --example "Two dogs run along the beach." licence=mit
+
+NAME=VALUE sets evaluation (results that are not in FOLDER/evaluation.json), licence, hardware, and data_name,
+data_domain and data_terms: what the training data are called, are about, and their licence, in words.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from reluformers.publish.card import write_card
+from reluformers.data.checked_fields import check_fields
+from reluformers.publish.card import CardOptions, write_card
 from reluformers.training.checkpoints import check_model
+from reluformers.training.recipe import read_fields
 
 from .terminal import silence_transformers
 
@@ -26,42 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_card_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say what is to be in a card."""
-    parser.add_argument("--evaluation", type=Path, help="results of the evaluation; FOLDER/evaluation.json if missing")
+    """Add what says what is to be in a card."""
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="further fields, see `card`")
     parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
-    parser.add_argument("--licence", help="of weights and code; that of README.md if missing, else apache-2.0")
-    parser.add_argument(
-        "--base_model", metavar="ORG/NAME", help="what it was fine-tuned from, if the folder does not say"
-    )
+    parser.add_argument("--base_model", metavar="ORG/NAME", help="what it was tuned from, if the folder does not say")
     parser.add_argument("--dataset", help="Hub id of the data set that the model was trained and scored on")
-    parser.add_argument("--data_name", help="what the training data are called")
-    parser.add_argument("--data_domain", help="what they are about, such as 'captions of photographs'")
-    parser.add_argument("--data_terms", help="their licence, in words")
-    parser.add_argument("--example", action="append", default=[], help="text or image file to show; may be repeated")
+    for name, what in (("example", "text or image file to show"), ("note", "sentence on the results")):
+        parser.add_argument(f"--{name}", action="append", default=[], dest=f"{name}s", help=f"{what}; may be repeated")
     parser.add_argument(
         "--no_held_out",
-        action="store_true",
-        help="keep rows of the test and validation set out of the card and, with push, out of results.json, and "
-        "measure nothing on them",
+        dest="held_out",
+        action="store_false",
+        help="keep rows of the test and validation set out of the card and, with push, out of results.json",
     )
-    parser.add_argument("--hardware", help="what it was trained on, if the run did not write it down")
-    parser.add_argument("--note", action="append", default=[], help="sentence on the results; may be repeated")
 
 
 def card_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `write_card` for these options."""
-    return {
-        "evaluation": options.evaluation,
-        "baseline": options.baseline,
-        "licence": options.licence,
-        "base_model": options.base_model,
-        "dataset": options.dataset,
-        **{name: getattr(options, name) for name in ("data_name", "data_domain", "data_terms")},
-        "examples": options.example,
-        "held_out": not options.no_held_out,
-        "hardware": options.hardware,
-        "notes": options.note,
-    }
+    """Fields of `CardOptions` that are given."""
+    names = ("baseline", "base_model", "dataset", "examples", "notes", "held_out")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, [], True)}
+    return given | check_fields("card", read_fields(options.settings, "NAME=VALUE"), CardOptions)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", metavar="FOLDER|ID", help="folder of a saved model, or a Hub id")
     parser.add_argument("--revision", help="of a Hub id: branch, tag or commit")
-    parser.add_argument("--write", action="store_true", help=f"store the answers in {CHECK_FILE} of the folder")
+    parser.add_argument("--write", action="store_true", help=f"store the answers in {CHECK_FILE} of a folder")
     parser.add_argument(
         "--trust_code", action="store_true", help="run code in it that this library would not have written"
     )
@@ -38,8 +38,6 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     folder = Path(options.model)
     if is_hub_id(options.model) and not folder.exists():
-        if options.write:
-            raise ValueError(f"{options.model}: --write is for a folder, and this is a model of the Hub: download it")
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
     task = task_of_model_type(read_config(folder)["model_type"])

@@ -66,31 +66,22 @@ def common_task(evaluations: dict[Path, Evaluation]) -> Task:
     Raises:
         ValueError: there are several, or one is not known.
     """
-    first = {evaluation.task: folder for folder, evaluation in reversed(evaluations.items())}
-    if len(first) > 1:
-        shown = " and ".join(f"{folder} of {task_named(name)}" for name, folder in reversed(first.items()))
-        raise ValueError(f"the runs are of two tasks, {shown}; compare each task by itself")
-    return task_named(next(iter(first)))
+    first, *others = {evaluation.task for evaluation in evaluations.values()}
+    if others:
+        raise ValueError(f"the runs are of several tasks, {first} and {', '.join(others)}; compare each task alone")
+    return task_named(first)
 
 
 def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: Evaluation) -> dict[str, str]:
-    """Column → cell of a run.
-
-    Raises:
-        ValueError: a file of it lacks something.
-    """
-    if evaluation.attention is None:
-        raise ValueError(
-            f"{folder / EVALUATION_FILE}: has no attention statistics; evaluate the model with --attention_report"
-        )
-    attention = evaluation.attention.overall.cells()
+    """Column → cell of a run."""
+    attention = evaluation.attention.overall.cells() if evaluation.attention else {}
     return {
         "run": name,
         **evaluation.cells(),
         f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
         "parameters": _number(read_json(folder / RESULTS_FILE).get("parameters"), ","),
         task.speed_unit: _number(median_speed(log, task.speeds), ",.0f"),
-        **{column: attention[column] for column in ATTENTION_COLUMNS},
+        **{column: attention.get(column, MISSING) for column in ATTENTION_COLUMNS},
     }
 
 

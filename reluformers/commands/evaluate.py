@@ -29,7 +29,7 @@ from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
-from . import FIELD_CHANGE, take_changes
+from . import FIELD_CHANGE, rows_of, take_changes
 from .options import add_fields
 from .terminal import silence_transformers
 
@@ -74,18 +74,11 @@ def run(options: argparse.Namespace) -> None:
     given = vars(options)
     task = task_of(load_config(options.model, trust_remote_code=given.get("trust_remote_code", False)))
     given |= read_fields(given.pop("settings"), "NAME=VALUE")
-    given["data"] = given["data"][0] if len(given["data"]) == 1 else two_texts(given["data"])
+    given["data"] = rows_of(given["data"])
     evaluation = task.scorer(scoring_options(task, given)).run()
     print("\n".join(describe(evaluation)))
     if evaluation.attention:
         print(format_attention_report(evaluation.attention))
-
-
-def two_texts(paths: list[str]) -> dict[str, str]:
-    """Two files of text as one source of rows."""
-    if len(paths) != 2:
-        raise ValueError(f"{' '.join(paths)}: are {len(paths)} files; give one of rows, or two of text")
-    return dict(zip(("source", "target"), paths, strict=True))
 
 
 def scoring_options(task: Task, given: dict[str, Any]) -> ScoringOptions:

@@ -23,11 +23,6 @@ from reluformers.training.checkpoints import check_model
 from .card import add_card_arguments, card_options
 from .terminal import silence_transformers
 
-_OF_A_NEW_CARD = (
-    *("licence", "dataset", "note", "example", "hardware"),
-    *("data_name", "data_domain", "data_terms", "evaluation", "baseline"),
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
@@ -69,12 +64,10 @@ def run(options: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     check_model(options.folder)
     has_space = options.space or options.static_space
-    unused = [name for name in _OF_A_NEW_CARD if getattr(options, name)]
+    card = card_options(options)
+    unused = card.keys() - {"base_model", "held_out"}
     if unused and Path(options.folder, CARD_FILE).is_file():
-        raise ValueError(
-            f"--{unused[0]} is of a card that is written, but {options.folder} has {CARD_FILE}: change that, or write "
-            "another by `reluformers card`"
-        )
+        raise ValueError(f"{', '.join(unused)}: of a new card, but {options.folder} has {CARD_FILE}")
     release = push_to_hub(
         options.folder,
         options.repo_id,
@@ -84,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         report=print,
         confirm=lambda line: ask(line, options.yes),
         space=f"{options.repo_id}-{'demo' if options.space else 'page'}" if has_space else None,
-        **card_options(options),
+        **card,
     )
     visible = "private" if release.private else "public"
     done = "is pushed" if release.is_new else "is there already"

@@ -16,7 +16,7 @@ from reluformers.errors import describe_error, is_disk_full
 from reluformers.tasks import load_recipe, recipe_for_pairs, task_named
 from reluformers.training.recipe import Recipe
 
-from . import SECTION_CHANGE, take_changes
+from . import SECTION_CHANGE, rows_of, take_changes
 from .terminal import hide_unwatched_progress, shows_progress
 
 
@@ -49,12 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on from this checkpoint; without a value, from the last complete one; "
         "`auto` starts anew if there is none",
     )
-    parser.add_argument(
-        "--early_stopping",
-        type=int,
-        metavar="N",
-        help="stop after N evaluations without a better one: training.early_stopping_patience",
-    )
 
 
 def read_recipe(options: argparse.Namespace) -> Recipe:
@@ -66,33 +60,13 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
     take_changes(options, "overrides", SECTION_CHANGE, "data", "validation")
     if options.recipe is not None and SECTION_CHANGE.fullmatch(options.recipe):
         options.overrides, options.recipe = [options.recipe, *options.overrides], None
-    if options.early_stopping is not None:
-        options.overrides.append(f"training.early_stopping_patience={options.early_stopping}")
     given = [name for name in ("data", "validation", "source_lang", "target_lang") if getattr(options, name)]
-    if options.recipe is not None:
-        if given:
-            raise ValueError(
-                f"--{given[0]} is given beside the recipe {options.recipe}: say it there, or leave that out"
-            )
+    if options.recipe is not None and not given:
         return load_recipe(options.recipe, options.overrides)
-    if options.data is None:
-        raise ValueError(
-            "there is neither a recipe nor --data: name a YAML file, or sentence pairs as --help shows it"
-        )
-    for name in ("source_lang", "target_lang"):
-        if name not in given:
-            raise ValueError(f"--data needs --{name}, such as --{name} en")
-    validation = None if options.validation is None else _source(options.validation)
-    languages = options.source_lang, options.target_lang
-    return recipe_for_pairs(_source(options.data), *languages, validation, options.overrides)
-
-
-def _source(paths: list[str]) -> str | dict[str, str]:
-    if len(paths) > 2:
-        raise ValueError(
-            f"{' '.join(paths)}: are {len(paths)} files; give two of text, source and target, or one of rows"
-        )
-    return paths[0] if len(paths) == 1 else dict(zip(("source", "target"), paths, strict=True))
+    if options.recipe is not None or not {"data", "source_lang", "target_lang"} <= set(given):
+        raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
+    data, validation = rows_of(options.data), rows_of(options.validation) if options.validation else None
+    return recipe_for_pairs(data, options.source_lang, options.target_lang, validation, options.overrides)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -112,24 +112,16 @@ def fails(compare, capsys, *folders) -> str:
     return line
 
 
-def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_path):
+def test_runs_of_two_kinds_are_refused_and_what_a_run_did_not_write_is_missing(compare, capsys, tmp_path):
     text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
     line = fails(compare, capsys, text, images)
-    assert f"{text} of translation and {images} of image classification" in line
-    bare = finished_run(tmp_path / "d", [], IMAGES, attention=None)
-    assert f"{bare / 'evaluation.json'}: has no attention statistics" in fails(compare, capsys, images, bare)
-    assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
-
-
-def test_what_a_run_did_not_write_is_missing_or_named(compare, capsys, tmp_path):
-    folder = finished_run(tmp_path / "a", [])
-    (folder / "results.json").write_text("{}")
-    _, _, line, *_ = compare(folder)
-    assert line.startswith("| a | 30.00 | 50.00 | – | – |")
-    (folder / "results.json").write_text("[1]")
-    assert f"{folder / 'results.json'}: " in fails(compare, capsys, folder)
-
-
-def without_results(folder: Path) -> Path:
-    (finished_run(folder, []) / "results.json").unlink()
-    return folder
+    assert "translation" in line
+    assert "image-classification" in line
+    (text / "results.json").write_text("{}")
+    assert compare(text)[2].startswith("| a | 30.00 | 50.00 | – | – |")
+    bare = finished_run(tmp_path / "d", [], attention=None)
+    assert compare(bare)[2].endswith("| – | – | – |")
+    (text / "results.json").write_text("[1]")
+    assert f"{text / 'results.json'}: " in fails(compare, capsys, text)
+    (text / "results.json").unlink()
+    assert "results.json: cannot be read" in fails(compare, capsys, text)

@@ -84,7 +84,7 @@ def test_the_command_passes_its_options_on(monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr("reluformers.commands.push.push_to_hub", push)
-    options = ["--base_model", "acme/base", "--data_terms", "CC0", "--no_held_out", "--space", "--collection", "Mine"]
+    options = ["--base_model", "acme/base", "data_terms=CC0", "--no_held_out", "--space", "--collection", "Mine"]
     with pytest.raises(SystemExit):
         run_command("push", "runs/x", REPO, *options)
     assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")

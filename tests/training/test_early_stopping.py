@@ -76,7 +76,7 @@ def write_recipe(files, folder, **training):
 def test_the_option_of_the_command(files, tmp_path):
     options = PATIENT | {"early_stopping_patience": None}
     path = write_recipe(files, tmp_path, **options)
-    run_command("train", path, "--early_stopping", 1, "--output_dir", tmp_path / "run")
+    run_command("train", path, "training.early_stopping_patience=1", "--output_dir", tmp_path / "run")
     assert [entry["epoch"] for entry in losses(tmp_path / "run")] == [1, 2]
 
 
