@@ -168,8 +168,7 @@ class InterfaceAttention(AttentionVariant):
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
-        # only the reference holds the weights that are asked for
-        backend = "eager" if _wants_weights(keywords) else "fused"
+        backend = "eager" if _wants_weights(keywords) else "fused"  # only the reference holds weights
         output, weights, _ = self.attend(formula, query, key, value, mask, attn_implementation=backend)
         return output.unflatten(2, (query.shape[1], -1)), weights
 

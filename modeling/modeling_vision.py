@@ -130,6 +130,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__(config)
         self.embeddings = PatchEmbeddings(config)
+        # stochastic depth: the later the layer, the more often it is left out
         last = max(config.num_hidden_layers - 1, 1)
         self.layers = nn.ModuleList(
             EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
@@ -162,6 +163,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
+        # the images of a batch have one size, so nothing is padding
         mask, pooling_mask = AttentionMask(length, length, device), AttentionMask(1, length - prefix, device)
         options = self.attention_options(mask, **outputs)
         rows = []
@@ -208,6 +210,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         if module is self.classifier:
             init.constant_(module.bias, self.config.head_bias_init)
             if self.config.initialization == "big_vision":
+                # as in big_vision: before the first update all classes are equally likely
                 init.zeros_(module.weight)
 
     @can_return_tuple
@@ -270,6 +273,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         if problem_type != "multi_label_classification":
             targets = labels.long() if labels.dim() == 1 else labels.to(logits.dtype)
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+        # one class an image is a case of several: its id becomes a row of 0 and 1
         targets = functional.one_hot(labels.long(), config.num_labels) if labels.dim() == 1 else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()

@@ -53,6 +53,7 @@ def activate(activation: str, scores: Tensor, power: float = 1.0) -> Tensor:
 def derive(activation: str, gradient: Tensor, scores: Tensor, weights: Tensor, power: float) -> Tensor:
     """Gradient of the score z from those of the weight w = φ(z); 0 at z = 0 for powers below 1 too."""
     if activation == POWER:
+        # relu(z)^(p−1) would be ∞ at z = 0 for a power below 1
         return gradient * torch.where(scores > 0, power * weights / scores, 0.0)
     return GRADIENTS[activation](gradient, scores, weights)
 

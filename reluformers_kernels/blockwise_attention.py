@@ -193,7 +193,7 @@ def _blocks(
 
 
 def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device: torch.device) -> Tensor | None:
-    """Which keys some queries may see by their places, bool [1, queries, keys]; None if all."""
+    """Mark the keys that some queries may see by their places, bool [1, queries, keys]; None if all."""
     places = torch.arange(keys.start, keys.stop, device=device) + part.keys.start
     offset, visible = options.causal_offset, None
     if offset is not None and keys.stop + part.keys.start - 1 > queries.start + offset:
@@ -251,11 +251,13 @@ def blockwise_forward(
         number = 3 if options.needed_statistics == "all" else 1
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, options):
+        # on the queries, of which there are fewer numbers than scores
         scaled = part.take(query, queries, dtype) * options.scale
         states, thresholds = None, part.take_thresholds(query, queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
             weights, _ = block.weights(scores, options, thresholds)
+            # of weights before dropout, as the reference takes them
             if options.needed_statistics != "none":
                 for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=False):
                     place = total[part.batch, part.heads, queries]
@@ -293,6 +295,7 @@ def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
 
     Both are convex in θ and fall, so that steps from the largest z − 1 on never go too far.
     """
+    # θ is not below it: there the largest score alone gives a sum of 1
     lowest = scores.amax(-1, keepdim=True) - 1
     scores = scores - lowest
     threshold = torch.zeros_like(lowest)
@@ -397,6 +400,7 @@ def _plus_product(total: Tensor | None, weights: Tensor, states: Tensor) -> Tens
         return torch.bmm(weights, states)
     if total.dtype == weights.dtype == at_least_float32(total).dtype:
         return total.baddbmm_(weights, states)
+    # in bfloat16 a long sum would swallow its small terms
     return at_least_float32(total) + torch.bmm(weights, states)
 
 

@@ -67,6 +67,7 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The output, and the statistics that are needed."""
     forward, _ = _passes(computation)
+    # the operands have one dtype by now; autocast would round the sums inside as well
     with without_autocast(query.device.type):
         return forward(query, key, value, options)
 
@@ -157,7 +158,9 @@ def _save_for_backward(ctx, inputs, output) -> None:
     tensors, ctx.others = options[:TENSORS], options[TENSORS:]
     ctx.save_for_backward(query, key, value, *tensors)
     if output[3] is not None:
+        # the count of weights that are not 0
         ctx.mark_non_differentiable(output[3])
+    # a gradient that nobody asked for stays None, and no zeros are made for it
     ctx.set_materialize_grads(False)
 
 
@@ -165,6 +168,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     """Gradients in the order of the operator's arguments."""
     query, key, value, *tensors = ctx.saved_tensors
     options = PassOptions(*tensors, *ctx.others)
+    # a loss may be of the statistics alone
     if grad_output is None:
         grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
     if options.needed_statistics == "none":
@@ -205,6 +209,7 @@ class _SumToOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, output, row_sums):
+        # a null row becomes 0, and so does its gradient
         divisor = row_sums.masked_fill(row_sums == 0, torch.inf)[..., None]
         output = (output / divisor).to(output.dtype)
         ctx.save_for_backward(output, divisor)
@@ -401,6 +406,8 @@ def attention(
     is_sparse = activation in SPARSE_DISTRIBUTIONS
     if is_sparse:
         _check_sparse(activation, threshold, normalizer, needed_statistics, (query, key, scale))
+        # sparsemax and 1.5-entmax are relu and relu² behind a threshold of each row: once these are found, the same
+        # kernels compute them
         activation, factor = rectified_form(activation)
         options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
         may_write_out = False
@@ -441,6 +448,7 @@ def attention(
         learned_threshold=threshold if isinstance(threshold, Tensor) else None,
         row_factors=row_factors,
         key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
+        # the backward pass draws the same dropout from it, so that no mask is kept
         seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
         first_keys=first_keys,
         last_keys=last_keys,
@@ -456,6 +464,7 @@ def attention(
         inputs = (query.detach(), key.detach(), computation)
         found = _find_thresholds(*inputs, options) if is_plain else _threshold_operator(*inputs, *options)
         options = options._replace(row_thresholds=found)
+    # a compiler or a mode follows operators and gets one; for plain tensors the passes are called past it, faster
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:
         outputs = _operator(query, key, value, computation, *options)

@@ -80,8 +80,7 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
         query_len, key_len = query.shape[2], key.shape[2]
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         offset = key_len - query_len
-        # with padding, positions stand still without a new text
-        positions = position_ids if attention_mask is None else None
+        positions = position_ids if attention_mask is None else None  # in padding they stand still without a new text
         first_keys, last_keys = _texts(cu_seq_lens_q, cu_seq_lens_k, positions, query_len, key_len)
         if sliding_window is not None:
             window = torch.arange(query_len, device=query.device)[None] + (offset - sliding_window + 1)

@@ -134,6 +134,7 @@ def triton_forward(
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
+    # a scale above 0 may be taken out of φ and multiply the output once, in place of every score
     waits = _scale_can_wait(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
     numbers = options.scale, output_scale
@@ -200,6 +201,7 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
+    # kernels read whole rows at a time, so the numbers of one must lie side by side
     return states if states.stride(-1) == 1 else states.contiguous()
 
 

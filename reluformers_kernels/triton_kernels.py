@@ -64,6 +64,7 @@ def forward_kernel(
     factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)
     # float16 may overflow if weights are divided after they are rounded
     IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
+    # sums are in float32, whatever the inputs are
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
@@ -154,6 +155,7 @@ def threshold_kernel(
         key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
         scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
         largest = tl.maximum(largest, tl.max(scores, 1))
+    # a row that sees no key: its θ is ∞, so that all its weights are 0
     is_null = largest == float("-inf")
     lowest = tl.where(is_null, 0.0, largest - 1.0)
     found_threshold = tl.zeros([QUERIES], tl.float32)

@@ -685,6 +685,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
+        # a parameter of this layer, so the other layers cannot share it
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -736,6 +737,7 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    # before the division, so that a model divides the sums of all layers of a site at once
     rows = None if formula.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
@@ -744,6 +746,7 @@ def eager_attention(
         weights = sum_to_one(weights)
     if formula.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
+    # after the statistics: they and the returned weights must not depend on chance
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
 
@@ -795,6 +798,7 @@ def fused_attention(
             divide_statistics=formula.has_late_statistics,
             row_factors=formula.row_factors(mask, query),
         )
+        # None: at this size it is as fast to write the weights out
         if found is not None:
             output, row_sums, weighted_logs, _ = found
             return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
@@ -818,9 +822,11 @@ def attention_in_blocks(
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
         of_part = formula
+        # a bias of one row is the same for all queries
         if formula.bias is not None and formula.bias.shape[-2] > 1:
             of_part = replace(formula, bias=formula.bias[..., start:stop, :])
         arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
+        # autograd would keep the weights of every block, which is what blocks are to avoid
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -842,6 +848,8 @@ def softmax_attention(
     if is_off_by_one:
         threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
         last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
+        # one channel more: θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is θ;
+        # with causality also one query more in front, so that the mask stays a triangle
         query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
         key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
         key[:, :, 0, -1] = 1
@@ -857,6 +865,7 @@ def softmax_attention(
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
+        # nothing to add up: a row of softmax sums to 1, or to 0 if it sees no key
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         if formula.has_late_statistics and divisor is not None:
@@ -913,6 +922,7 @@ class AttentionVariant(nn.Module):
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
+            # of each head by itself, and without bias, as in ViT-22B
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -952,10 +962,12 @@ class AttentionVariant(nn.Module):
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
+            # on the queries: it is the same as on the scores, of which there are many more
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        # in cross-attention no value belongs to the query itself
         if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
@@ -1052,6 +1064,7 @@ class MultiHeadAttention(AttentionVariant):
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
+        # the gate reads the input of the layer, as the papers have it, and not what attention makes of it
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         return self.out_proj(output), weights, rows
@@ -1066,6 +1079,7 @@ class MultiHeadAttention(AttentionVariant):
             is_updated = past_key_values.is_updated if is_cross else {}
         elif is_cross and cache is not None:
             raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
+        # the source does not change while a target is written, so its keys and values are made once
         if not is_updated.get(self.layer_idx):
             source = key_value_states if is_cross else hidden_states
             key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")

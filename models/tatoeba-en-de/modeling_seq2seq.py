@@ -606,7 +606,7 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
     null_rate: Tensor | None = None
 
 
-# what transformers calls the cache: `past_key_values` up to 5.23, `cache` from 5.24 on; a third name ends the import
+# transformers calls the cache `past_key_values` up to 5.23 and `cache` from 5.24 on; else the import fails
 CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
 
 
@@ -769,12 +769,14 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
+                # padding stays padding, because the masks were made of it
                 input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
         else:
             inputs_embeds = without_padding(inputs_embeds, mask)
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
+        # embeddings start with a spread of 1/√d, and positions are of size 1: without √d they would drown the words
         if config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
         if self.embedding_bias is not None:
@@ -892,6 +894,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
+        # in beam search all beams of a sentence are queries of one row of the source
         queries = length * (rows // sources)
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
@@ -951,6 +954,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
 
+    # a property and no constant, because the configuration says which weights are one
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
         is_one = self.config.tying == "all"
@@ -1078,6 +1082,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
         if size := kwargs.get("prefill_chunk_size", size):
             raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
+        # a limit that the caller gives must win over the other limit, which the model was saved with
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -1143,6 +1148,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         query_mask = None
         if labels is not None:
             labels = labels.long()
+            # with labels all target tokens are read at once, so a cache would only cost memory
             use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -1181,6 +1187,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     ) -> Tensor:
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
+        # a sum: what it is divided by may count the tokens of other batches and processes too
         cross_entropy = functional.cross_entropy(
             at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
