@@ -87,6 +87,9 @@ def test_some_fields_change_the_attention_that_is_there(tmp_path):
     config = Seq2SeqTransformerConfig(**TINY, attention="rela-g", encoder_attention={"output_norm": "rms_norm"})
     site = config.attention_for("encoder")
     assert (site.activation, site.output_norm) == ("relu", "rms_norm")
+    config.encoder_attention = {"threshold": 0.5}
+    site = config.attention_for("encoder")
+    assert (site.threshold, site.output_norm) == (0.5, "rms_norm")
     config.save_pretrained(tmp_path)
     opened = Seq2SeqTransformerConfig.from_pretrained(tmp_path, attention={"output_norm_eps": 1e-2})
     wanted = {"preset": "rela-g", "output_norm_eps": 1e-2, "scale_length": 72}  # a file says all

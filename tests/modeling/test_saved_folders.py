@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import threading
 from collections.abc import Callable
 
@@ -187,9 +188,7 @@ def without_code(monkeypatch):
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_a_folder_computes_what_the_model_did(number, tmp_path):
     draw = random.Random(number)
-    walks = [[tie_head, grow], *([step] for step in STEPS[number % 4 :: 4])] + [
-        draw.choices(STEPS, k=length) for length in (2, 4)
-    ]
+    walks = [[tie_head, grow], [STEPS[number % len(STEPS)]], draw.choices(STEPS, k=3)]
     try_walks(number, walks, tmp_path)
 
 
@@ -202,68 +201,37 @@ def test_a_folder_computes_what_the_model_did_after_many_steps(number, tmp_path)
     try_walks(number, walks, tmp_path)
 
 
-def give_plain_head(model):
-    model.lm_head = nn.Linear(WIDTH, SIZE)
+SPOILED = {
+    # name of the norm of embeddings, a part, what takes its place
+    "lm_head is a Linear": ("fix_norm", "lm_head", nn.Linear(WIDTH, SIZE)),
+    "lm_head is a UnitLinear": ("none", "lm_head", UnitLinear(WIDTH, SIZE, bias=False)),
+    "lm_head.weight is [41, 16], not [40, 16]": ("none", "lm_head", nn.Linear(WIDTH, SIZE + 1)),
+    "lm_head is a Sequential": ("none", "lm_head", nn.Sequential(nn.Linear(WIDTH, SIZE))),
+    "decoder.embed_positions.weight is [40, 16]": ("none", "model.decoder.embed_positions", nn.Embedding(40, WIDTH)),
+    "decoder.layers.0": ("none", "model.decoder.layers", nn.ModuleList()),
+    "lm_head": ("none", "lm_head", parametrizations.weight_norm(nn.Linear(WIDTH, SIZE))),
+}
 
 
-def give_unit_head(model):
-    model.lm_head = UnitLinear(WIDTH, SIZE, bias=False)
-
-
-def give_bigger_head(model):
-    model.set_output_embeddings(nn.Linear(WIDTH, SIZE + 1))
-
-
-def give_deep_head(model):
-    model.lm_head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, SIZE))
-
-
-def give_bigger_table(model):
-    model.get_decoder().embed_positions = nn.Embedding(40, WIDTH)
-
-
-def drop_layer(model):
-    del model.get_decoder().layers[-1]
-
-
-def parametrize_head(model):
-    parametrizations.weight_norm(model.lm_head)
-
-
-def adapt_without_merging(model):
-    peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"]))
-
-
-@pytest.mark.parametrize(
-    ("norm", "spoil", "named"),
-    [
-        ("fix_norm", give_plain_head, "lm_head is a Linear"),
-        ("none", give_unit_head, "lm_head is a UnitLinear"),
-        ("none", give_bigger_head, r"lm_head.weight is \[41, 16\], not \[40, 16\]"),
-        ("none", give_deep_head, "lm_head is a Sequential"),
-        ("none", give_bigger_table, r"decoder.embed_positions.weight is \[40, 16\], not \[32, 16\]"),
-        ("none", drop_layer, r"decoder.layers.2\S* is missing"),
-        ("none", parametrize_head, "lm_head"),
-        ("none", adapt_without_merging, "lm_head"),
-    ],
-)
-def test_what_no_configuration_builds_is_not_saved(norm, spoil, named, tmp_path):
+@pytest.mark.parametrize("named", SPOILED)
+def test_what_no_configuration_builds_is_not_saved(named, tmp_path):
+    norm, name, part = SPOILED[named]
     model = build_model("softmax", embedding_norm=norm, position_embedding_type="learned")
     before = model.config.to_dict()
-    spoil(model)
-    with pytest.raises(ValueError, match=named):
+    model.set_submodule(name, part)
+    with pytest.raises(ValueError, match=re.escape(named)):
         model.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     assert model.config.to_dict() == before
 
 
-def test_embeddings_of_another_size_are_saved(tmp_path):
-    model = build_model("softmax", tying="decoder")
-    model.set_input_embeddings(nn.Embedding(50, WIDTH))
-    before = logits(model)
-    opened = save_and_open(model, tmp_path)
-    torch.testing.assert_close(logits(opened), before)
-    assert (opened.config.vocab_size, opened.config.decoder_vocab_size, opened.config.tying) == (50, SIZE, "decoder")
+def test_parts_of_a_model_are_saved_alone(tmp_path):
+    model = untie_decoder(build_model("softmax"))
+    for part in (model.model, model.get_encoder(), model.get_decoder()):
+        opened = save_and_open(part, tmp_path / type(part).__name__)
+        for name, weight in part.state_dict().items():
+            assert torch.equal(opened.state_dict()[name], weight), name
+    assert model.config.tying == "decoder"  # which says nothing wrong of the parts
 
 
 def test_a_model_that_is_not_replaced_keeps_its_ties_and_its_random_numbers(tmp_path):
@@ -317,35 +285,7 @@ def test_weights_that_layers_share_by_hand_are_saved(tmp_path):
     torch.testing.assert_close(logits(save_and_open(model, tmp_path)), before)
 
 
-def test_parts_of_a_model_are_saved_alone(tmp_path):
-    model = build_model("softmax")
-    untie_decoder(model)
-    for part in (model.model, model.get_encoder(), model.get_decoder()):
-        opened = save_and_open(part, tmp_path / type(part).__name__)
-        for name, weight in part.state_dict().items():
-            assert torch.equal(opened.state_dict()[name], weight), name
-    assert model.config.tying == "decoder"  # which says nothing wrong of the parts
-
-
-def test_ties_follow_the_configuration():
-    model = build_model("softmax", tying="none")
-    model.config.tying = "all"
-    model.tie_weights()
-    assert model.lm_head.weight is model.get_decoder().embed_tokens.weight is model.get_input_embeddings().weight
-
-
-def test_resizing_what_both_sides_share_without_saying_so_keeps_the_target():
-    model = build_model("softmax", decoder_vocab_size=SIZE)
-    model.config.tie_word_embeddings = False
-    before = logits(model)
-    model.resize_token_embeddings(SIZE + 5)
-    torch.testing.assert_close(logits(model), before)
-    sides = (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens)
-    assert [(side.num_embeddings, len(side.weight)) for side in sides] == [(SIZE + 5,) * 2, (SIZE,) * 2]
-
-
-@pytest.mark.parametrize("rows", [3, 9])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "bias"), [(3, True), (9, False)])
 def test_a_classifier_of_other_classes_is_saved(rows, bias, tmp_path):
     names = ["cat", "dog", "horse", "owl", "rat"]
     model = build_model("relu-vit", "vision", id2label=dict(enumerate(names)))
@@ -354,13 +294,6 @@ def test_a_classifier_of_other_classes_is_saved(rows, bias, tmp_path):
     opened = save_and_open(model, tmp_path)
     torch.testing.assert_close(logits_of(opened, labels=None), before)
     assert list(opened.config.label2id.items()) == [(f"LABEL_{row}", row) for row in range(rows)]
-
-
-def test_a_deep_classifier_is_not_saved(tmp_path):
-    model = build_model("relu-vit", "vision")
-    model.classifier = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
-    with pytest.raises(ValueError, match="classifier is a Sequential"):
-        model.save_pretrained(tmp_path)
 
 
 def test_adapters_are_saved_as_transformers_does_it(tmp_path):
