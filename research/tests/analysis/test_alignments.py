@@ -20,7 +20,6 @@ from reluformers.evaluation.alignments import (
     LayerAgreement,
     WordAlignments,
     measure_layers,
-    same_words,
     word_alignments,
 )
 from reluformers.translation.tokenization import train_tokenizer
@@ -105,13 +104,6 @@ def test_subwords_are_summed_and_the_end_token_is_left_out():
     assert aligned.of(AlignmentHead(0, 1, shifted=True)) == [(1, 0)]
 
 
-@pytest.mark.parametrize("texts", [("", "Anna"), ("Anna", ""), ("", "")])
-def test_pairs_without_words(tokenizer, texts):
-    (aligned,) = word_alignments(Looking(), (tokenizer, tokenizer), [texts])
-    assert aligned.of(AlignmentHead(1)) == []
-    assert [len(side) for side in aligned[:2]] == [len(text.split()) for text in texts]
-
-
 @pytest.mark.parametrize(("head", "shifted"), [(None, False), (2, False), (None, True), (1, True)])
 def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, head, shifted):
     model = build_model(
@@ -158,39 +150,6 @@ def test_a_model_of_others(tokenizer, pairs):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_slow_tokenizer(tokenizer, pairs, monkeypatch):
-    """It does not say where its tokens come from, but what they spell."""
-    rows = list(zip(pairs["source"], pairs["target"], strict=True))
-    expected = list(word_alignments(Looking(), (tokenizer, tokenizer), rows))
-    monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    for found, fast in zip(word_alignments(Looking(), (tokenizer, tokenizer), rows), expected, strict=True):
-        assert found[:2] == fast[:2]
-        assert torch.equal(found.links, fast.links)
-
-
-def test_a_model_without_cross_attention(tokenizer):
-    class Blind(Looking):
-        def forward(self, **kwargs):
-            return SimpleNamespace(logits=None)
-
-    with pytest.raises(ValueError, match="Blind returned no cross"):
-        list(word_alignments(Blind(), (tokenizer, tokenizer), [("Anna", "Oslo")]))
-
-
-def test_formats_by_hand():
-    aligned = WordAlignments(["a", "b"], ["x", "ü"], torch.zeros(0))
-    links = [(1, 0), (0, 1)]
-    assert FORMATS["pharaoh"](4, aligned, links) == "0-1 1-0\n"
-    assert FORMATS["naacl"](4, aligned, links) == "5 1 2\n5 2 1\n"
-    assert json.loads(FORMATS["json"](4, aligned, links)) == {
-        "source": ["a", "b"],
-        "target": ["x", "ü"],
-        "alignment": [[0, 1], [1, 0]],
-        "index_base": 0,
-    }
-    assert [FORMATS[name](0, aligned, []) for name in ("pharaoh", "naacl")] == ["\n", ""]
-
-
 def test_error_rate_by_hand():
     """Summed counts: the first pair alone has 1 − 5/7, the second 1 − 2/3, and their mean would be another number.
 
@@ -212,23 +171,6 @@ def test_error_rate_by_hand():
     assert rates["normal"]["mean"] == rates["normal"]["heads"][0] == pytest.approx([scores["aer"]])
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"sure": "0-0"},
-        {"sure": [[0]]},
-        {"sure": [[0, -1]]},
-        {"sure": [], "possible": [[0, "1"]]},
-        {"sure": [[0, 3]]},
-    ],
-    ids=str,
-)
-def test_gold_that_cannot_be(row):
-    aligned = WordAlignments(["s"], ["t", "u"], torch.zeros(2, 1, 2, 2).long())
-    with pytest.raises(ValueError, match="line 7"):
-        LinkCounts().add(aligned, GoldAlignment.from_row(row, "line 7"), "line 7")
-
-
 def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     checkpoint = shutil.copytree(folder, tmp_path / "checkpoint-3")
     (checkpoint / "manifest.json").write_text("{}")
@@ -245,19 +187,12 @@ def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     assert gold.read_text() == before
 
 
-def test_words_that_are_the_same_once_on_both_sides():
-    source = ["12", "cats", "in", "Rome", ".", "in", "2"]
-    target = ["Rome", ":", "12", "in", "Katzen", ".", "2", "2"]
-    assert same_words(source, target) == [(3, 0), (0, 2)]
-
-
 @pytest.mark.parametrize(
     ("shares", "links", "layer"),
     [
         ([0.2, 0.3, 0.9], 100, 2),
         ([0.9, 0.3, 0.2], 100, 0),
         ([0.9, 0.9, 0.9], 100, 1),
-        ([0.9, 0.1, 0.9], 100, 0),
         ([1.0], 100, 0),
         ([0.2, 0.3, 0.9], LEAST_LINKS - 1, None),
     ],
@@ -273,16 +208,6 @@ def test_a_layer_that_looks_at_the_same_word_has_all_links(tokenizer, pairs):
     late = sum(len(source.split()) % 2 for source in pairs["source"])
     assert agreement.shares == pytest.approx([20 / agreement.links, 1, agreement.shares[2], 0])
     assert 0 <= agreement.shares[2] < late
-
-
-def test_texts_that_are_longer_than_the_model_can_take(tokenizer):
-    rows = {"source": [" ".join(WORDS * 6)], "target": [" ".join(reversed(WORDS * 6))]}
-    model = build_model("softmax", vocab_size=len(tokenizer))
-    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [(rows["source"][0], rows["target"][0])])
-    assert len(aligned.target) == 48
-    cut = aligned.of(AlignmentHead(0))
-    assert 0 < len(cut) < 48
-    assert max(source for source, _ in cut) < 48
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,19 @@
 
 import gzip
 import json
-import shutil
 from itertools import count, islice
 
 import pytest
 import torch
 from torch.nn import functional
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from builders.models import build_model
 from builders.saved_models import TEXTS, save_translator
 from reluformers.evaluation import cross_attention
 from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_research.analysis.filtering import keep_best, score_pairs
-from reluformers_research.analysis.parallel_text import ParallelText, keys_for
 
 PAIRS = [(TEXTS[0], TEXTS[2]), ("dogs", ""), (TEXTS[1], TEXTS[0]), ("", "Two"), (TEXTS[2], TEXTS[2])] * 2
 
@@ -50,11 +48,6 @@ def test_scores_are_those_of_a_naive_count(model, tokenizer):
     assert [score.null_rate for score in scores] == pytest.approx([null_rate for null_rate, _ in expected])
     assert [score.loss for score in scores] == pytest.approx([loss for _, loss in expected], rel=1e-4)
     assert 0.05 < min(null_rate for null_rate, _ in expected) < max(null_rate for null_rate, _ in expected) < 1
-
-
-def test_softmax_is_never_null(tokenizer):
-    model = build_model("softmax", vocab_size=len(tokenizer), max_position_embeddings=64)
-    assert not any(score.null_rate for score in score_pairs(model, (tokenizer, tokenizer), PAIRS))
 
 
 def test_memory_is_bounded_by_a_block(model, tokenizer, monkeypatch):
@@ -128,18 +121,6 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
     assert scores == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tsv"])
-def test_keys_are_the_languages_of_the_model(folder, tmp_path, kind):
-    (data,) = write_data(tmp_path, kind)
-    model = shutil.copytree(folder, tmp_path / "model")
-    assert keys_for(model, str(data), None, None) == ("source", "target")
-    (model / "recipe.yaml").write_text("data: {source_lang: de, target_lang: en}\n")
-    assert keys_for(model, str(data), None, None) == ("de", "en")
-    assert keys_for(model, f"{data}[:1]", None, "fr") == ("de", "fr")
-    (model / "recipe.yaml").write_text("data: {source_lang: ro, target_lang: en}\n")
-    assert keys_for(model, str(data), None, None) == ("source", "target")
-
-
 def test_the_command_ranks_and_keeps(folder, tmp_path):
     (data,) = write_data(tmp_path, "jsonl")
     output = tmp_path / "out.jsonl"
@@ -166,38 +147,3 @@ def test_a_model_that_is_never_null_is_named(tmp_path, caplog):
     (data,) = write_data(tmp_path, "jsonl")
     run_command("filter", folder, data, *LANGUAGES, "--score", "null_rate", "--output", tmp_path / "out.jsonl")
     assert "never attends to nothing; use --score loss" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"a.jsonl": '{"source": "a", "target": "b"}\n{"source": \n'},
-        {"b.jsonl": '["a", "b"]\n'},
-        {"c.tsv": "source\ttarget\na\n"},
-        {"d.jsonl": '{"source": "a", "target": "b"}\n{"de": "a"}\n'},
-        {"e.en": "a\nb\n", "e.de": "c\n"},
-        {"f.csv": "source,target\n"},
-    ],
-    ids=str,
-)
-def test_rows_that_cannot_be_read(tmp_path, files):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        list(ParallelText([str(tmp_path / name) for name in files]))
-
-
-@pytest.mark.parametrize("outputs", [["out.tsv"], ["a.jsonl", "b.jsonl"]])
-def test_output_of_another_kind_is_refused(folder, tmp_path, capsys, outputs):
-    (data,) = write_data(tmp_path, "jsonl")
-    refusal_of(capsys, "filter", folder, data, *LANGUAGES, "--output", *(tmp_path / name for name in outputs))
-    refusal_of(capsys, "filter", folder, data, *LANGUAGES, "--output", data)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
-
-
-def test_slices(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"source": "{number}", "target": "x"}}\n\n' for number in range(5)))
-    for name, expected in (("", "01234"), ("[1:3]", "12"), ("[3:]", "34"), ("[:2]", "01"), ("[9:]", "")):
-        text = ParallelText([f"{path}{name}"])
-        assert "".join(row.source for row in text) == expected

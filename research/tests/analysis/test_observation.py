@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from reluformers import seq2seq_config, vision_config
-from reluformers_research.analysis.observation import Statistic, analyse, observing
+from reluformers_research.analysis.observation import analyse, observing
 from reluformers_research.analysis.statistics import NullRate, RowStatistic, all_statistics
 
 SIZES = {
@@ -189,42 +189,6 @@ def test_right_places_are_those_of_the_argmax():
         rows = observe({**BATCH, "labels": labels}).attention["cross"][0]
     assert rows.correct[:, 0].tolist() == (predicted == labels).tolist()
     assert rows.correct[1, 0, 0]
-
-
-class Targets(Statistic):
-    """Remembers the labels."""
-
-    def __init__(self):
-        self.labels = []
-
-    def update(self, observed):
-        self.labels.append(observed.inputs["labels"].tolist())
-
-    def result(self):
-        return {"labels": self.labels}
-
-
-def test_shuffled_targets_belong_to_no_source():
-    single = {"input_ids": torch.tensor([[4, 12, 2]]), "labels": torch.tensor([[5, 2]])}
-    results = analyse(randomised(TRANSLATORS["marian"]()), [BATCH, single], [Targets()], shuffled=[Targets()])
-    assert results["labels"] == [BATCH["labels"].tolist(), [[5, 2]]]
-    assert results["labels.shuffled"] == [BATCH["labels"].tolist()[::-1]]
-
-
-def test_a_batch_at_a_time_or_all_at_once():
-    model = randomised(TRANSLATORS["rela-g-post"]())
-    rows = [{name: tensor[number : number + 1] for name, tensor in BATCH.items()} for number in range(2)]
-    together, apart = (analyse(model, batches, all_statistics()) for batches in ([BATCH], rows))
-    assert together.keys() == apart.keys()
-    for name, sites in together.items():
-        for site, layers in sites.items():
-            for layer, other in zip(layers, apart[name][site], strict=True):
-                values, others = ([part["overall"], *part["heads"]] for part in (layer, other))
-                assert [value is None for value in values] == [value is None for value in others], name
-                known = [value for value in values if value is not None]
-                assert known == pytest.approx([value for value in others if value is not None], rel=1e-4, abs=1e-5), (
-                    name
-                )
 
 
 def test_heads_are_in_the_order_of_the_weights():

@@ -24,14 +24,6 @@ def test_anisotropy_is_the_mean_cosine():
     assert anisotropy(values) == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
 
 
-def test_anisotropy_by_hand():
-    assert anisotropy(torch.tensor([[1.0, 0.0], [3.0, 0.0]])) == pytest.approx(1)
-    assert anisotropy(torch.tensor([[1.0, 0.0], [-3.0, 0.0]])) == pytest.approx(-1)
-    assert anisotropy(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])) == pytest.approx(0)
-    with pytest.raises(ValueError, match="compares values with each other, got 1 of them"):
-        anisotropy(torch.ones(1, 4))
-
-
 def test_statistics_of_parameters():
     model = AutoModelForSeq2SeqLM.from_config(seq2seq_config("qknorm", **TINY))
     statistics = parameter_statistics(model)

@@ -107,13 +107,6 @@ def test_sink():
     check(Sink(), naive)
 
 
-def test_sink_takes_the_first_key_that_is_visible():
-    weights = torch.tensor([[[[9.0, 3.0, 1.0], [9.0, 0.0, 0.0], [9.0, 0.0, 5.0]]]])
-    visible = torch.tensor([[[False, True, True]] * 3])
-    rows = Rows.of(weights, visible, torch.ones(1, 3, dtype=torch.bool))
-    assert measured(Sink(), rows)["sink"]["overall"] == pytest.approx((3 / 4 + 0) / 2)
-
-
 def test_right_and_wrong():
     def naive(batches, heads):
         values, found = {}, list(over(batches, heads))
@@ -141,18 +134,6 @@ def test_output_variance():
     check(OutputVariance(), naive)
 
 
-@pytest.mark.parametrize("length", [32, 128])
-def test_output_variance_is_that_of_theorem_4_1(length):
-    weights, values = torch.randn(40, 2, 20, length).relu(), torch.randn(40, 2, length, 8)
-    visible = torch.ones(40, 20, length, dtype=torch.bool)
-    name = f"output_variance.{length}"
-    for gamma in (None, 1.0):
-        scaled = weights if gamma is None else weights / (gamma * math.sqrt(length / 2))
-        rows = Rows.of(scaled, visible, visible[..., 0], values=values)
-        variance = measured(OutputVariance(), rows)[name]["overall"]
-        assert variance == pytest.approx(length / 2 if gamma is None else 1.0, rel=0.1)
-
-
 def test_output_variance_beside_a_large_mean():
     """In float32 the difference of the two sums would be off by half of itself."""
     weights = torch.full((1, 1, 4, 4), 0.25)
@@ -161,12 +142,6 @@ def test_output_variance_beside_a_large_mean():
     variance = measured(OutputVariance(), Rows.of(weights, visible, visible[..., 0], values=values))
     expected = values.double().mean(2).var(correction=0).item()
     assert variance["output_variance.4"]["overall"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_longest_rows_are_counted_together():
-    visible = torch.ones(1, 2, 2**13, dtype=torch.bool)
-    rows = Rows.of(torch.rand(1, 1, 2, 2**13), visible, visible[..., 0], values=torch.randn(1, 1, 2**13, 4))
-    assert set(measured(OutputVariance(), rows)) == {"output_variance.4096"}
 
 
 def test_top_share():
@@ -182,13 +157,6 @@ def test_top_share():
         }
 
     check(TopShare(percents), naive)
-
-
-def test_top_share_by_hand():
-    weights = torch.arange(1.0, 21.0)[None, None, None]  # 1 to 20, which sum to 210
-    visible = torch.ones(1, 1, 20, dtype=torch.bool)
-    results = measured(TopShare((5.0, 6.0, 100.0)), Rows.of(weights, visible, visible[..., 0]))
-    assert [layer["overall"] for layer in results.values()] == pytest.approx([20 / 210, 39 / 210, 1])
 
 
 def naive_divergence(distributions: list[list[float]]) -> float:
@@ -218,25 +186,6 @@ def test_head_diversity(activation):
         {name: mean(values) for name, values in expected.items()}, rel=1e-5
     )
     assert all(layer["heads"] == [] for layer in results.values())
-
-
-def test_head_diversity_by_hand():
-    visible = torch.ones(1, 1, 2, dtype=torch.bool)
-
-    def diversity(*heads) -> dict:
-        results = measured(
-            HeadDiversity((1.0,)), Rows.of(torch.tensor([[[row] for row in heads]]), visible, visible[..., 0])
-        )
-        return {name: layer["overall"] for name, layer in results.items()}
-
-    assert diversity([1.0, 0.0], [0.0, 1.0]) == {"head_diversity": pytest.approx(math.log(2))}
-    assert diversity([0.3, 0.7], [0.3, 0.7]) == {"head_diversity": pytest.approx(0, abs=1e-6)}
-    # a null head puts everything on a key that no other head sees; two null heads agree
-    assert diversity([2.0, 0.0], [0.0, 0.0])["head_diversity"] == pytest.approx(math.log(2))
-    assert diversity([0.0, 0.0], [0.0, 0.0])["head_diversity"] == pytest.approx(0, abs=1e-6)
-    three = diversity([2.0, 0.0], [0.0, 2.0], [0.0, 0.0])
-    assert three["head_diversity"] == pytest.approx(math.log(3))
-    assert 0 < three["head_diversity.1"] < math.log(3)
 
 
 def random_feed_forward(seed: int) -> FeedForwardRows:

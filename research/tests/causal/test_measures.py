@@ -14,8 +14,6 @@ from reluformers_research.causal.measures import (
     loss_at,
     recall_at,
     rounded_to_int8,
-    slow_rotation,
-    token_losses,
 )
 from reluformers_research.causal.models import build_model
 from reluformers_research.causal.run import regularization_loss
@@ -107,45 +105,6 @@ def test_recall_is_what_a_repeated_sentence_gains():
             return type("Output", (), {"logits": logits})
 
     assert recall_at(Copies(), torch.arange(1, 1001), 64) == pytest.approx(math.log(5000), rel=1e-4)
-
-
-def test_what_far_positions_lose_is_not_recalled():
-    class Forgets(torch.nn.Module):
-        """Knows less of every further token."""
-
-        def forward(self, input_ids, use_cache):
-            right = torch.nn.functional.one_hot(input_ids.roll(-1, 1), 1000).float()
-            return type("Output", (), {"logits": right * torch.linspace(20, 0, input_ids.shape[1])[:, None]})
-
-    assert recall_at(Forgets(), torch.arange(1000), 192) == 0
-
-
-def test_slow_rotation_is_a_larger_base(model):
-    rows = torch.randint(50, (2, 200), generator=torch.Generator().manual_seed(1))
-    other = LlamaForCausalLM(config(rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})).eval()
-    other.load_state_dict(model.state_dict())
-    before = token_losses(model, rows)
-    with slow_rotation(model):
-        torch.testing.assert_close(token_losses(model, rows), token_losses(other, rows))
-    assert torch.equal(token_losses(model, rows), before)
-    assert not torch.equal(token_losses(other, rows), before)
-
-
-def test_null_rows_make_no_sink_smaller():
-    class Written(torch.nn.Module):
-        config = type("Config", (), {"_attn_implementation": "eager"})
-        set_attn_implementation = print
-
-        def forward(self, input_ids, **options):
-            weights = torch.zeros(1, 1, 8, 8)
-            weights[0, 0, 4, 0] = 0.2
-            states = torch.randn(1, 8, 4)
-            return type("Output", (), {"attentions": (weights,), "hidden_states": (states, states)})
-
-    found = attention_measures(Written(), torch.zeros(1, 8, dtype=torch.long))
-    assert found["largest_sink"] == found["sink_rate"] == 1
-    assert found["largest_sink_absolute"] == pytest.approx(0.2 / 7)
-    assert found["null_rate"] == pytest.approx(6 / 7)
 
 
 def test_written_out_weights_are_those_of_the_name(model):

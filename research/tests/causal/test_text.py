@@ -1,7 +1,5 @@
 """Text of the causal table: cleaned, once, and held out by document."""
 
-import pytest
-
 from reluformers_research.causal.rows import load_stream, load_tokenizer
 from reluformers_research.causal.text import (
     END,
@@ -52,21 +50,6 @@ def test_no_training_sentence_is_held_out_or_stands_twice():
     assert all(len(one.sentences) >= 5 for found in splits.values() for one in found)
     assert not set(of["train"]) & set(of["validation"] + of["test"])
     assert sum(map(len, of.values())) == 1200
-
-
-def test_what_is_left_out_takes_nothing_from_what_is_kept():
-    short, whole = rows("short", 4), rows("short", 6)
-    for row in whole:
-        row["doc_id"] = "whole"
-    found = [one for kept in split_documents(documents(short, whole)).values() for one in kept]
-    assert [(one.language, len(one.sentences)) for one in found] == [("en", 6), ("de", 6)]
-
-
-def test_a_row_without_a_translation_is_named():
-    with pytest.raises(ValueError, match="translation"):
-        list(read_documents([{"text": "a", "doc_id": 1}], "source"))
-    with pytest.raises(ValueError, match="source: a row has no doc_id"):
-        list(read_documents([{"translation": {"en": "a"}}], "source"))
 
 
 def test_the_end_is_token_0_and_all_bytes_come_back():

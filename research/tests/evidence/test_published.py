@@ -22,14 +22,18 @@ TABLES = [table for page in PAGES for table in tables_in(page.read_text(encoding
 _BLOCK = re.compile(r"<!-- (table|leads|counts|claims).*?<!-- end of \1 -->", re.DOTALL)
 
 
-def test_every_record_is_of_a_row_that_the_page_shows():
+@pytest.fixture(scope="module")
+def evidence():
+    return Evidence.load(RECORDS)
+
+
+def test_every_record_is_of_a_row_that_the_page_shows(evidence):
     keys = {
         row_key(table.recipe(setting, row, 1)): row.name
         for name, setting in TABLES
         for table in [Table.load(name)]
         for row in table.rows_of(setting)
     }
-    evidence = Evidence.load(RECORDS)
     assert evidence
     assert set(evidence.rows()) <= keys.keys()
     for record in (record for key in evidence.rows() for record in evidence.of_row(key)):
@@ -45,7 +49,7 @@ def test_every_record_is_of_a_row_that_the_page_shows():
             assert not commit.endswith("+"), "a run of code that was not committed"
 
 
-def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
+def test_the_records_are_a_dataset_that_names_their_rows(evidence, tmp_path):
     """As the card's `configs` have it; files that git keeps in one piece."""
     splits = {}
     for config in ("default", "causal"):
@@ -59,7 +63,6 @@ def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
     named = {
         row["name"]: row["tables"] for split in splits.values() for row in split.select_columns(["name", "tables"])
     }
-    evidence = Evidence.load(RECORDS)
     assert named == {record.name: rows[key] for key in evidence.rows() for record in evidence.of_row(key)}
     assert splits.keys() == {task.replace("-", "_") for task in TASKS}
     shown = set(splits["translation"].column_names) | {"table", "row", "setting", "circumstances", "null"}
@@ -83,9 +86,9 @@ def test_leads_in_the_words_are_those_of_the_tables(page):
     assert said - {"0.044", "0.014", "0.026"} <= shown
 
 
-def test_the_first_page_is_short_and_says_the_whole(tmp_path):
+def test_the_first_page_is_short_and_says_the_whole(evidence, tmp_path):
     assert len(PAGE.read_text(encoding="utf-8").split()) <= 3000
-    leads = find_leads(Evidence.load(RECORDS))
+    leads = find_leads(evidence)
     assert leads["causal Llama"]["reluformer"].has_rows
     assert not leads["CIFAR-10, 3 epochs"]["relu/L"].has_rows
     assert str(leads["Tatoeba en-de, 6 epochs"]["rela-g"]).startswith("one seed; 34.2 BLEU")

@@ -23,7 +23,6 @@ from reluformers_research.report import (
     REVERSED,
     WIDER,
     TableReport,
-    _chances,
     _verdicts,
 )
 from reluformers_research.statistics import Difference
@@ -153,18 +152,6 @@ def test_gathered_records_are_those_that_were_written(table, tmp_path):
     assert not has_record(folder, "words-2")
 
 
-def test_the_same_runs_are_the_same_bytes(table, tmp_path):
-    save_run(table, tmp_path / "a", "one", 1, 0.5)
-    save_run(table, tmp_path / "b", "one", 2, 0.5)
-    for order in ("ab", "ba"):
-        for name in order:
-            gather(tmp_path / name, tmp_path / order)
-    gather(tmp_path / "ab", tmp_path / "ab")
-    first, second = [{path.name: path.read_bytes() for path in (tmp_path / order).iterdir()} for order in ("ab", "ba")]
-    assert list(first) == ["image_classification-00000.parquet"]
-    assert first == second
-
-
 def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
     for seed in (1, 2, 3):
         save_run(table, tmp_path / "files", "one", seed, 0.5)
@@ -173,8 +160,11 @@ def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
     assert len(list((tmp_path / "gathered").iterdir())) > 1
     assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
     monkeypatch.undo()
+    save_run(table, tmp_path / "gathered", "one", 4, 0.5)  # beside those that are gathered
+    assert [record.seed for record in report_of(table, tmp_path / "gathered").runs["one"].records] == [1, 2, 3, 4]
+    save_run(table, tmp_path / "files", "one", 4, 0.5)
     gather(tmp_path / "gathered", tmp_path / "gathered")
-    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["image_classification-00000.parquet"]
+    assert len(list((tmp_path / "gathered").glob("*.parquet"))) == 1
     assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
 
 
@@ -195,15 +185,6 @@ def test_two_runs_of_a_name_are_refused(table, tmp_path, change):
     replace(record, **changed[change]).save(tmp_path / "b")
     with pytest.raises(ValueError, match=record.name):
         load_records(tmp_path / "b")
-
-
-def test_gathered_runs_and_new_ones_are_one_table(table, tmp_path):
-    save_run(table, tmp_path / "files", "one", 1, 0.5)
-    gather(tmp_path / "files", tmp_path)
-    save_run(table, tmp_path, "one", 2, 0.5)
-    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
-    assert gather(tmp_path, tmp_path) == 2
-    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
 
 
 def test_other_parquet_files_are_refused(table, tmp_path):
@@ -246,15 +227,6 @@ def test_the_loss_decides(table, tmp_path):
     assert "| `one` is better than `two` | ✗ contradicted: reversed | −0.100 [" in claims_table([report])
 
 
-def test_two_rows_have_one_difference_in_every_table(table, tmp_path):
-    for seed in (1, 2, 3):
-        for name, loss in (("one", 2.0), ("two", 1.9), ("three", 2.2)):
-            save_run(table, tmp_path, name, seed, 0.5, loss=loss + (7 * seed * len(name)) % 5 / 100)
-    whole = report_of(table, tmp_path)
-    alone = report_of(table, tmp_path, rows=["one", "two"])
-    assert whole.difference("one", "two") == alone.difference("one", "two")
-
-
 def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
     text = (tmp_path / "t.yaml").read_text().replace("two: {", "two: {training: {num_train_epochs: 7}, ")
     (tmp_path / "t.yaml").write_text(text)
@@ -295,15 +267,6 @@ def test_a_damaged_record_is_named(table, tmp_path):
         Evidence.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut short", "cut in half"])
-def test_damaged_rows_are_named(table, tmp_path, content):
-    record = save_run(table, tmp_path, "one", 1, 0.8)
-    path = tmp_path / f"{record.name}.npz"
-    path.write_bytes(path.read_bytes()[:200] if content is None else content)
-    with pytest.raises(ValueError, match=f"{record.name}.npz: cannot be read"):
-        load_records(tmp_path)
-
-
 def test_verdicts_follow_from_the_runs(table, tmp_path):
     for seed in (1, 2, 3):
         save_run(table, tmp_path, "one", seed, 0.60)
@@ -318,17 +281,6 @@ def test_verdicts_follow_from_the_runs(table, tmp_path):
     assert "| two | – | 3 | 1." in text
     assert "- tiny." in text
     assert "abc" in text
-
-
-def test_what_is_worse_does_not_hold(table, tmp_path):
-    for seed in (1, 2, 3):
-        save_run(table, tmp_path, "one", seed, 0.80)
-        save_run(table, tmp_path, "two", seed, 0.60)
-        save_run(table, tmp_path, "three", seed, 0.60)
-    found = verdicts(report_of(table, tmp_path))
-    assert found["one < two"] == REVERSED
-    assert found["three >= one"] == REVERSED
-    assert found["three ~ one"] == DIFFERS
 
 
 def test_wide_seeds_decide_nothing(table, tmp_path):
@@ -360,11 +312,6 @@ def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     assert report.verdicts[table.claims[2]][LOSS].reason == "all 2 runs of three diverged"
 
 
-def test_a_claim_of_two_sides_fails_at_twice_the_chance():
-    found = Difference(0.025, 0.002, 20)
-    assert _chances("~", found, 0.02)[1] == pytest.approx(2 * found.chance_below(0.02))
-
-
 def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
     """Holm's correction makes 0.08 of 0.02 for the first of four claims about the score."""
     for seed in (1, 2):
@@ -376,30 +323,26 @@ def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
         assert {found[text] for text in found if ":" not in text} == {OPEN}
 
 
-def test_rows_of_other_data_are_not_compared(table, tmp_path):
-    for seed in (1, 2):
-        save_run(table, tmp_path, "one", seed, 0.5)
-        save_run(table, tmp_path, "two", seed, 0.6, checksum="2")
-    with pytest.raises(ValueError, match="runs scored on different test sets"):
-        report_of(table, tmp_path)
-
-
-def test_runs_of_one_row_are_of_one_training_set(table, tmp_path):
-    for seed, checksum in ((1, "a"), (2, "b")):
-        save_run(table, tmp_path, "one", seed, 0.5, train=checksum)
-    with pytest.raises(ValueError, match=r"row one: there are runs trained on different files"):
-        report_of(table, tmp_path)
-
-
-def test_runs_are_scored_in_one_way(table, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"evaluation.data.checksum": "2"}, "runs scored on different test sets|scored on different"),
+        ({"data.train.sha256": ["b"]}, "there are runs trained on different files"),
+        ({"evaluation.scores.accuracy.signature": "tok:none"}, "row one: there are runs with the signatures"),
+    ],
+)
+def test_runs_of_other_data_or_another_scoring_are_not_compared(table, tmp_path, change, message):
     save_run(table, tmp_path, "one", 1, 0.5)
-    record = save_run(table, tmp_path, "one", 2, 0.5)
-    path = tmp_path / f"{record.name}.json"
+    path = tmp_path / f"{save_run(table, tmp_path, 'one', 2, 0.5).name}.json"
     content = json.loads(path.read_text())
-    for score in content["evaluation"]["scores"].values():
-        score["signature"] = "tok:none"
+    ((names, value),) = change.items()
+    *outer, last = names.split(".")
+    part = content
+    for name in outer:
+        part = part[name]
+    part[last] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="row one: there are runs with the signatures None and tok:none"):
+    with pytest.raises(ValueError, match=message):
         report_of(table, tmp_path)
 
 
@@ -417,7 +360,6 @@ def test_a_seed_does_not_count_twice(table, tmp_path):
     [
         (">", 0.004, HOLDS),
         (">", -0.004, REVERSED),
-        (">", 0.03, HOLDS),
         (">=", -0.015, HOLDS),
         (">=", -0.03, REVERSED),
         (">=", 0.03, HOLDS),

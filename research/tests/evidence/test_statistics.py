@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from reluformers.translation.evaluation import score_of_sums, sentence_statistics
 from reluformers_research import statistics
-from reluformers_research.statistics import Difference, RankDifference, Run, SeedModel, holm, row_draws
+from reluformers_research.statistics import RankDifference, Run, SeedModel, holm, row_draws
 
 
 def model(machine="m", **systems):
@@ -35,13 +35,6 @@ def test_two_systems_of_the_same_seeds_are_a_paired_t_test():
     assert found.chance_above(0) == pytest.approx(1 - expected.pvalue / 2)
 
 
-def test_two_systems_of_other_seeds_are_students_t_test():
-    first, second = [3.0, 4.5, 4.0], [1.0, 2.5, 1.5]
-    found = model(a=[*first, None, None, None], b=[None, None, None, *second]).difference("a", "b")
-    expected = scipy.stats.ttest_ind(first, second)
-    assert found.interval == pytest.approx(tuple(expected.confidence_interval()))
-
-
 def test_many_systems_are_a_block_design_of_two_ways():
     """s² = Σ (x_ik − x̄_i − x̄_k + x̄)² / ((I − 1)(K − 1)), and what is common to a seed is none of it."""
     values = np.random.default_rng(0).normal(size=(6, 4))
@@ -51,12 +44,6 @@ def test_many_systems_are_a_block_design_of_two_ways():
         found = model(**dict(zip("abcdef", values + shift, strict=True))).difference("b", "e")
         assert found.value == pytest.approx(values[1].mean() - values[4].mean())
         assert (found.error, found.degrees) == pytest.approx((error, 15))
-
-
-def test_a_seed_that_one_system_lacks_does_not_bias_the_other():
-    """Seed 2 lifts every score by 10: the least squares know it from the systems that have it."""
-    found = model(a=[1.0, 2.0, None], b=[0.0, 1.1, 10.4], c=[5.0, 6.1, 15.6]).difference("a", "b")
-    assert found.value == pytest.approx(0.95, abs=0.3)
 
 
 def test_a_machine_is_none_of_the_difference():
@@ -69,11 +56,6 @@ def test_a_machine_is_none_of_the_difference():
     ]
     assert SeedModel(runs).difference("a", "b").value == pytest.approx(1.0, abs=0.1)
     assert SeedModel(runs).difference("a", "d").value == pytest.approx(-1.0, abs=0.1)
-
-
-def test_one_run_says_nothing_of_a_variance():
-    assert model(a=[1.0], b=[2.0, 3.0]).difference("a", "b") is None
-    assert SeedModel([]).difference("a", "b") is None
 
 
 def test_a_wide_system_has_a_variance_of_its_own():
@@ -134,13 +116,6 @@ def test_the_spread_of_rows_is_that_of_the_binomial_distribution():
     np.testing.assert_array_equal(row_draws(rows, lambda sums: sums[0] / sums[1]), draws)
 
 
-def test_what_would_have_been_found_is_found_that_often():
-    found = Difference(0.0, error=0.5, degrees=6)
-    effect = found.smallest_effect(0.01)
-    critical = scipy.stats.t.isf(0.01, 6)
-    assert scipy.stats.nct.sf(critical, 6, effect / 0.5) == pytest.approx(0.8, abs=1e-6)
-
-
 def test_ranks_are_exact():
     """Five runs that are all below five others: one order of 252, and Holm's four times that is below 5 %."""
     low, high = (4.6, 23.0, 4.2, 2.2, 2.1), (26.3, 25.6, 24.9, 26.9, 25.8)
@@ -152,16 +127,6 @@ def test_ranks_are_exact():
     pairs = sorted(one - other for one in high for other in low)
     assert found.interval == (pairs[2], pairs[-3]), "of 96.8 %, in tables of the test"
     assert found.value == pairs[12]
-
-
-def test_ranks_keep_their_promise():
-    random = np.random.default_rng(4)
-    wrong = 0
-    for _ in range(300):
-        values = random.normal(size=(2, 5)) + 20 * (random.random((2, 5)) < 0.3)
-        low, high = RankDifference(*map(tuple, values)).interval
-        wrong += not low <= 0 <= high
-    assert wrong / 300 <= 0.05
 
 
 def test_three_against_three_cannot_decide():

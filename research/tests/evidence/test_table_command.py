@@ -101,17 +101,6 @@ def test_images_of_a_folder_have_a_checksum(tmp_path, monkeypatch, many):
     assert _source(recipe, "train")["sha256"] != before["sha256"]
 
 
-def test_a_row_is_done_by_one_process(files, tmp_path, capsys):
-    from filelock import FileLock
-
-    job = make_job(files, tmp_path)
-    job.save(tmp_path / "job.json")
-    with FileLock(tmp_path / "job.json.lock"), pytest.raises(SystemExit) as caught:
-        run_job(tmp_path / "job.json")
-    assert caught.value.code == 75
-    assert "another process" in capsys.readouterr().out
-
-
 def make_stand_in(folder) -> Path:
     """A program that takes a job for done unless its data lie nowhere."""
     path = folder / "python"
@@ -145,6 +134,7 @@ def test_a_failing_row_does_not_stop_the_others(files, tmp_path, monkeypatch):
     assert lines == ["1 of 1 runs are done, 0 at a time"]
 
 
+@pytest.mark.slow
 def test_the_command_stops_in_time_and_goes_on(files, tmp_path):
     job = make_job(files, tmp_path, num_train_epochs=10_000)
     lines = []
@@ -241,16 +231,6 @@ def test_a_record_is_not_compared_with_itself(files, tmp_path, capsys, monkeypat
     for record, records in ((first, tmp_path), (tmp_path / "gathered" / "first-1", tmp_path / "gathered")):
         line = refusal_of(capsys, "table", "--again", record, "--records", records, "--output_dir", tmp_path / "runs")
         assert "a run of its own would be taken for it; give --records another folder" in line
-
-
-def test_runs_are_gathered(files, tmp_path, capsys):
-    save_record(files, tmp_path / "files", "first-1")
-    run_command("table", "--gather", tmp_path / "files", "--records", tmp_path / "gathered")
-    assert capsys.readouterr().out == f"{tmp_path / 'gathered'}: 1 runs\n"
-    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["translation-00000.parquet"]
-    assert str(tmp_path / "empty") in refusal_of(
-        capsys, "table", "--gather", tmp_path / "empty", "--records", tmp_path
-    )
 
 
 def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
