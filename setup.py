@@ -130,7 +130,7 @@ setup(
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.html", "*.js"],
         "reluformers.export": ["site/*"],
         "reluformers.images": ["card.md"],
-        "reluformers.translation": ["card.md"],
+        "reluformers.translation": ["card.md", "default_recipe.yaml"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

@@ -81,25 +81,12 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
         folder: of the model.
         inputs: texts to translate.
         output: where the card goes; nothing is written.
-
-    Returns:
-        An example of each.
-
-    Raises:
-        ValueError: the model cannot be loaded, or a text is empty.
     """
-    texts = [str(text) for text in inputs]
-    if not texts:
+    if not inputs:
         return []
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            raise ValueError(f"example {number} is empty; give a text")
-    model, tokenizers = load_translation_model(folder)
-    answers = translate(model, tokenizers, texts, **saved_search(model.generation_config))
-    return [
-        Example(text, answer, f"Example {number}")
-        for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1)
-    ]
+    texts = [str(text) for text in inputs]
+    rows = zip(texts, _translations(folder, texts), strict=True)
+    return [Example(text, answer, f"Example {number}") for number, (text, answer) in enumerate(rows, start=1)]
 
 
 def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
@@ -112,9 +99,6 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
 
     Returns:
         At most three examples; none where there is nothing held out that can be read here.
-
-    Raises:
-        ValueError: the model cannot be loaded.
     """
     known = read_examples(run.results, *_PARTS) or _translate_held_out(folder, run)
     known = sorted(known, key=lambda row: row["output"].strip() != row["reference"].strip())
@@ -136,25 +120,24 @@ def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, st
     return attention_report(model, batches), f"{len(rows):,} pairs of `{split}`"
 
 
+def _translations(folder: str | Path, texts: list[str]) -> list[str]:
+    model, tokenizers = load_translation_model(folder)
+    return translate(model, tokenizers, texts, **saved_search(model.generation_config))
+
+
 def _translate_held_out(folder: str | Path, run: Any) -> list[dict[str, str]]:
     found = _held_out_pairs(run)
-    if found is None:
-        return []
-    rows = found[0].select(range(min(len(found[0]), TRANSLATED_PAIRS)))
-    shown = [row for row in rows if row["source"].strip()]
-    answers = answer_examples(folder, [row["source"] for row in shown], "")
-    return [
-        {"source": row["source"], "reference": row["target"], "output": answer.output}
-        for row, answer in zip(shown, answers, strict=True)
-    ]
+    rows = [] if found is None else found[0].select(range(min(len(found[0]), TRANSLATED_PAIRS)))
+    shown = [{"source": row["source"], "reference": row["target"]} for row in rows if row["source"].strip()]
+    answers = _translations(folder, [row["source"] for row in shown]) if shown else []
+    return [{**row, "output": answer} for row, answer in zip(shown, answers, strict=True)]
 
 
 def _held_out_pairs(run: Any) -> tuple[Dataset, str] | None:
     """Pairs of the test set, else of the validation set, if they lie on this machine, and the name of the split."""
     data = run.section("data")
-    names = {name: data.get(name) for name in ("source_lang", "target_lang")}
-    if None in names.values():
+    names = ("source_lang", "target_lang", "translation_column")
+    known = {name: data[name] for name in names if data.get(name) is not None}
+    if not set(names[:2]) <= known.keys():
         return None
-    if data.get("translation_column"):
-        names["translation_column"] = data["translation_column"]
-    return load_held_out(data, partial(load_translation_split, **names))
+    return load_held_out(data, partial(load_translation_split, **known))

@@ -81,11 +81,6 @@ def _join(sentences: list[str]) -> str:
 def _check_documents(documents: list) -> None:
     last_row: dict = {}
     for row, document in enumerate(documents):
-        if document is None:
-            raise ValueError(f"row {row + 1} has no document id; give every row one, or do not pack")
-        if last_row.get(document, row - 1) != row - 1:
-            raise ValueError(
-                f"document {document!r} is in several pieces (rows {last_row[document] + 1} and {row + 1}); "
-                "keep the sentences of a document together and in order"
-            )
+        if document is None or last_row.get(document, row - 1) != row - 1:
+            raise ValueError(f"row {row + 1}: document {document!r} must be an id, and the rows of one stand together")
         last_row[document] = row

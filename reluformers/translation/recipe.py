@@ -40,13 +40,13 @@ class TokenizerSection:
 
     def __post_init__(self):
         check_at_least(self, vocab_size=1, min_frequency=0, max_digits=1)
-        if self.source_normalization == "nfkc" and (self.shared or self.path is not None):
-            raise ValueError(
-                "tokenizer.source_normalization nfkc needs a source tokenizer: set tokenizer.shared=false"
-            )
-        for name in ("byte_fallback", "max_digits"):
-            if self.path is not None and getattr(self, name):
-                raise ValueError(f"tokenizer.{name} is of a tokenizer that is trained: leave it or tokenizer.path out")
+        trained = {"byte_fallback": self.byte_fallback, "max_digits": self.max_digits}
+        trained["source_normalization"] = self.source_normalization == "nfkc"
+        unused = [name for name, value in trained.items() if value and self.path is not None]
+        if trained["source_normalization"] and self.shared:
+            unused.append("source_normalization")
+        if unused:
+            raise ValueError(f"tokenizer.{unused[0]} is of a tokenizer that is trained, the last of the source alone")
 
 
 @dataclass

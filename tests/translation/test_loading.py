@@ -155,22 +155,14 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
         ("x.jsonl", b"\n \n", ["x.jsonl", "no data"]),
         ("x.csv", b"en,de\n", ["x.csv", "no data"]),
         ("x.jsonl", jsonl([{"translation": {"en": "a", "fr": "b"}}]), ["x.jsonl", "'de'", "'fr'"]),
-        ("x.jsonl", jsonl([{"english": "a", "de": "b"}]), ["x.jsonl", "'en'", "'english'"]),
         ("x.jsonl", jsonl(translations([("a", "b"), ("a", None)])), ["x.jsonl", "row 2", "'de' holds None"]),
         ("x.jsonl", jsonl([*translations(), {"other": 1}]), ["x.jsonl", "row 4", "'en'"]),
-        ("x.jsonl", jsonl(translations([("a", "b"), (5, "c")])), ["x.jsonl", "row 2", "'en' holds 5"]),
-        ("x.jsonl", jsonl(translations([(4, "b"), (5, "c")])), ["x.jsonl", "row 1", "'en' holds 4"]),
-        ("x.jsonl", jsonl(translations([("a", "b"), ("c", ["d"])])), ["x.jsonl", "row 2", "'de' holds ['d']"]),
         ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), ["x.jsonl", "row 4", "holds 'a', not a dict"]),
-        ("x.jsonl", jsonl([*FLAT_TRANSLATIONS, {"translation": {"en": "a"}}]), ["x.jsonl", "row 4", "'de'"]),
         ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *FLAT_TRANSLATIONS]), ["x.jsonl", "row 1", "'en'"]),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', ["x.jsonl, line 4", "not JSON"]),
-        ("x.jsonl", jsonl(translations()) + b'"text"\n', ["x.jsonl, line 4", "not a JSON object"]),
         ("x.json", b'[{"en": "a"},\n', ["x.json", "line 1", "not JSON"]),
         ("x.jsonl", jsonl(FLAT) + '{"de": "ü", "en": "u"}'.encode("latin-1"), ["x.jsonl, line 4", "not UTF-8"]),
-        ("x.jsonl.gz", jsonl(FLAT) + b'{"de": "\xfc", "en": "u"}', ["x.jsonl.gz, line 4", "not UTF-8"]),
         ("x.csv", CSV + b"\xfc,u\n", ["x.csv, line 5", "not UTF-8"]),
-        ("x.csv", b"en,de\na,b,c\n", ["x.csv", "3 fields"]),
         ("x.csv", b"en,de\na,b\na,b,c\n", ["x.csv", "line 3"]),
         ("x.docx", b"text", ["x.docx", ".jsonl"]),
     ],
@@ -323,8 +315,8 @@ def test_one_file_is_not_its_own_translation(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("value", [7, 3.5, True, None, ["a"], {"a": "b"}, float("nan"), "\ud800"])
-@pytest.mark.parametrize("row", [1, 2, 10_002])
+@pytest.mark.parametrize("value", [7, None, ["a"], {"a": "b"}, "\ud800"])
+@pytest.mark.parametrize("row", [2, 10_002])
 def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row, streaming):
     rows = [{"en": "a", "de": "b"}] * (row - 1) + [{"en": "a", "de": value}]
     path = tmp_path / "x.jsonl"
