@@ -217,14 +217,20 @@ def softmax_attention(
 ) -> AttentionOutput:
     """Softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's own kernels.
 
-    softmax1 has one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)). It comes first, and a
-    query before the others sees it alone: so causality stays causality.
+    softmax1 has one more key of value 0, whose score is θ: exp(z) / (exp(θ) + Σ exp(z)). Where the library's kernels
+    cannot leave it out, it comes first, and a query before the others sees it alone: so causality stays causality.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     is_causal, rows = mask.is_triangle, None
     dense = None if is_causal else mask.dense
-    is_off_by_one = formula.attention.activation == "softmax1"
-    if is_off_by_one:
+    is_off_by_one, output = formula.attention.activation == "softmax1", None
+    options = {"is_causal": is_causal, "scale": formula.scaling}
+    if is_off_by_one and kernels is not None:
+        threshold = formula.current_threshold(mask, query)
+        extra = {"threshold": threshold, "mask": dense, "dropout": formula.dropout}
+        output = kernels.softmax1(query, key, value, **extra, **options)
+    is_padded = is_off_by_one and output is None
+    if is_padded:
         threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
         last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
         # one channel more: θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is θ;
@@ -235,10 +241,9 @@ def softmax_attention(
         value = functional.pad(value, (0, 1, 1, 0))
         if dense is not None:
             dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
-    output = functional.scaled_dot_product_attention(
-        query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
-    )
-    if is_off_by_one:
+    if output is None:
+        output = functional.scaled_dot_product_attention(query, key, value, dense, formula.dropout, **options)
+    if is_padded:
         output = output[:, :, int(is_causal) :, :-1]
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:

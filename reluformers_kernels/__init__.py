@@ -15,6 +15,7 @@ from .fused_attention import attention, factors_of_rows, rectified_attention
 from .linear import is_quantized, quantize_int8
 from .norms import norm
 from .search import SearchMixin
+from .softmax1 import softmax1
 
 INTERFACE = 2  # what callers must ask for; counts up when what is above changes its arguments or its meaning
 
@@ -31,4 +32,5 @@ __all__ = [
     "norm",
     "quantize_int8",
     "rectified_attention",
+    "softmax1",
 ]

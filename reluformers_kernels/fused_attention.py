@@ -34,6 +34,7 @@ from .tensors import (
     NAMESPACE,
     at_least_float32,
     empty_heads_inside,
+    in_one_dtype,
     is_differentiated,
     is_dispatched,
     is_watched,
@@ -395,7 +396,7 @@ def attention(
         raise NotImplementedError(
             "torch.func cannot differentiate fused attention: take a model's attn_implementation='eager'"
         )
-    query, key, value = _in_one_dtype(query, key, value)
+    query, key, value = in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
     if not power > 0 or (activation != POWER and power != 1):
         raise ValueError(
@@ -603,18 +604,6 @@ def factors_of_rows(divisor: float | Tensor, query: Tensor) -> Tensor:
     divisor = divisor.detach()
     divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
     return divisor.reciprocal().expand(-1, query.shape[2]).contiguous()
-
-
-def _in_one_dtype(*states: Tensor) -> list[Tensor]:
-    """Cast to the dtype of autocast, as matrix products do, else to the widest."""
-    device_type, dtype = states[0].device.type, states[0].dtype
-    if device_type != "meta" and torch.is_autocast_enabled(device_type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
-    else:
-        for other in states[1:]:
-            if other.dtype != dtype:  # asked, as dispatching the question takes longer
-                dtype = torch.promote_types(dtype, other.dtype)
-    return [tensor.to(dtype) for tensor in states]
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:

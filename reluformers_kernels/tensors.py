@@ -36,6 +36,18 @@ def empty_heads_inside(states: Tensor) -> Tensor:
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
+def in_one_dtype(*states: Tensor) -> list[Tensor]:
+    """Cast to the dtype of autocast, as matrix products do, else to the widest."""
+    device_type, dtype = states[0].device.type, states[0].dtype
+    if device_type != "meta" and torch.is_autocast_enabled(device_type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+    else:
+        for other in states[1:]:
+            if other.dtype != dtype:  # asked, as dispatching the question takes longer
+                dtype = torch.promote_types(dtype, other.dtype)
+    return [tensor.to(dtype) for tensor in states]
+
+
 def is_traced() -> bool:
     """Whether a compiler, a trace or a transform of `torch.func` follows PyTorch's operations."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
