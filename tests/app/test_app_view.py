@@ -11,6 +11,8 @@ def test_zeros_are_transparent_and_nothing_else_is():
     opacity = np.asarray(view.paint(np.array([[0, 1, tiny], [0.5, 0, 0]])))[..., 3]
     np.testing.assert_array_equal(opacity == 0, [[True, False, False], [False, True, True]])
     assert opacity[opacity > 0].min() > 30
+    data = data_of(view.text_view([("one", attention([[[0, 1, tiny]]]))]))
+    assert (data["weights"] != 0).tolist() == [[[False, True, True]]]
 
 
 def test_null_rows_and_masked_cells_are_marked():
