@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from reluformers.errors import run_main
-from reluformers.files import MARK, atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
+from reluformers.files import MARK, atomic_directory, atomic_write, check_output_files, iterate_lines
 
 
 def names(folder):
@@ -177,7 +177,3 @@ def test_other_errors_propagate_and_success_is_silent(capsys):
         run_main(broken)
     run_main(lambda: None)
     assert capsys.readouterr().err == ""
-
-
-def test_yaml_with_aliases_is_read():
-    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: ''") == {"a": [1, 2], "b": [1, 2], "c": ""}
