@@ -181,18 +181,14 @@ def _check_files(files: list | dict) -> list[str] | dict[str, str]:
 
 def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> list[str] | dict[str, str]:
     names = [f"{name}{kind}{ending}" for kind in FORMATS for ending in ("", ".gz")]
-    if found := [folder / one for one in names if (folder / one).is_file()]:
-        if len(found) > 1:
-            raise ValueError(f"{folder}: several files for split {name!r} ({', '.join(map(str, found))}); name one")
-        return _check_files(found)
-    for ending in ("", ".gz"):
-        pair = [folder / f"{name}.{language}{ending}" for language in languages]
-        if all(path.is_file() for path in pair):
-            return _check_files(dict(zip(("source", "target"), pair, strict=True)))
-    found = f"{', '.join(sorted(os.listdir(folder))):.200}"
-    raise ValueError(
-        f"{folder}: no {names[0]} or the like, nor {name}.{languages[0]} and .{languages[1]}; found {found}"
-    )
+    rows = [[folder / one] for one in names if (folder / one).is_file()]
+    sides = [[folder / f"{name}.{language}{ending}" for language in languages] for ending in ("", ".gz")]
+    texts = [dict(zip(("source", "target"), pair, strict=True)) for pair in sides if all(map(Path.is_file, pair))]
+    if len(rows) > 1 or not (rows or texts):
+        found = f"{', '.join(sorted(os.listdir(folder))):.200}"
+        wanted = f"{names[0]} or the like, or {name}.{languages[0]} and .{languages[1]}"
+        raise ValueError(f"{folder}: has no files, or several, for split {name!r}: {wanted}; found {found}")
+    return _check_files((rows or texts)[0])
 
 
 def _text_pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:

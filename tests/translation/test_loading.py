@@ -198,7 +198,7 @@ def test_missing_places_are_named(tmp_path):
     assert "b.csv" in fault([path, write(tmp_path / "b.csv", CSV)])
     assert "b.csv" in fault([write(tmp_path / "a.tsv", TSV), str(tmp_path / "b.csv")])
     write(tmp_path / "train.csv", CSV)
-    assert "several files" in fault(tmp_path)
+    assert "train.csv, train.jsonl" in fault(tmp_path)
 
 
 TALKS = [(["de", "en", "gl"], ["eine Katze", "a cat", "un gato"]), (["en"], ["a dog"]), (["en", "de"], ["NA", "null"])]
