@@ -548,6 +548,7 @@ def test_an_exchange_that_fails_changes_nothing(monkeypatch):
     assert torch.equal(logits(model), before)
 
 
+@pytest.mark.slow
 def test_the_guard_stands_beside_those_of_others(tmp_path):
     code = """
 import functools

@@ -121,7 +121,7 @@ def test_mask_is_made_once_for_all_layers_of_a_site(preset, short_keys, backend,
 def test_checkpointed_layers_compile_as_one_graph():
     """The compiler refuses a layer that changes an object from outside, such as a mask that keeps what it computed."""
     torch.compiler.reset()
-    model, batch = build_model("relu-vit", "vision").train(), draw_images()
+    model, batch = build_model("relu-vit", "vision", num_hidden_layers=2).train(), draw_images()
     expected = model(**batch).loss
     model.gradient_checkpointing_enable()
     loss = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).loss
