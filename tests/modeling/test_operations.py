@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from functorch.compile import aot_module_simplified, make_boxed_func, min_cut_rematerialization_partition
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import reluformers
@@ -60,3 +61,39 @@ def test_operations_of_translation(preset, most):
 )
 def test_operations_of_llama(attention, most):
     assert count_llama(f"{attention}_attention") <= most * count_llama("sdpa")
+
+
+def count_saved_bytes(attention: str) -> int:
+    """Bytes that the compiled forward pass of a Llama keeps for its backward pass, beside its inputs."""
+    kept = []
+
+    def compile_forward(graph, _):
+        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        tensors = [node.meta["val"] for node in outputs if node is not None and node.op != "placeholder"]
+        kept.extend(part.numel() * part.element_size() for part in tensors if isinstance(part, torch.Tensor))
+        return make_boxed_func(graph.forward)
+
+    def backend(graph, inputs):
+        return aot_module_simplified(
+            graph,
+            inputs,
+            fw_compiler=compile_forward,
+            bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+
+    torch._dynamo.reset()
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+    ids = torch.randint(5, 99, (2, 192))
+    inputs = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    torch.compile(model, backend=backend, fullgraph=True)(**inputs).loss.backward()
+    return sum(kept)
+
+
+@needs_code
+def test_a_compiled_step_keeps_no_more_than_with_softmax():
+    assert count_saved_bytes("relu_sum_attention") <= 1.1 * count_saved_bytes("sdpa")
