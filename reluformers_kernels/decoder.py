@@ -7,27 +7,13 @@ changed. What is not known here by name (a module of another class, a hook, anot
 PyTorch.
 """
 
-import copy
 import ctypes
 import importlib
 import math
-import threading
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    EosTokenCriteria,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-)
 
 from .compiled import native
 from .linear import PackedLinear
@@ -40,8 +26,6 @@ except ImportError:  # a repository of kernels has the attention alone
 
 FIRST_CAPACITY = 64  # tokens that there is room for at first, behind the prompt
 _KEPT = "_translator"  # name of the attribute of a model that keeps its `Translator`
-_KNOWN = "_known_search"  # likewise of the last call of `generate`
-_PLAIN = (int, float, str, list, tuple, dict, type(None))  # a bool is an int
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
 _COLLECTORS = "transformers.utils.output_capturing"  # whose hooks look on
@@ -333,8 +317,9 @@ class SearchOptions(NamedTuple):
 
 def _inverse_lengths(weight: Tensor) -> Tensor:
     """1 / max(‖w‖₂, ε) of each row, or 1 at 0."""
-    length = torch.linalg.vector_norm(weight, dim=1)
-    return 1 / length.clamp_min(_UNIT_EPS).masked_fill(length == 0, 1.0)
+    with torch.inference_mode(False):  # the next call may be outside of it, and write there
+        length = torch.linalg.vector_norm(weight.detach(), dim=1)
+        return 1 / length.clamp_min(_UNIT_EPS).masked_fill(length == 0, 1.0)
 
 
 def _fields_of(model: nn.Module) -> list[Any]:
@@ -381,138 +366,4 @@ def _is_as_seen(module: nn.Module, kind: type, children: dict, tensors: list[tup
         and tensor.is_cpu
         and type(tensor) in (Tensor, nn.Parameter)
         for owner, name, tensor, place in tensors
-    )
-
-
-def search_compiled(
-    model: nn.Module,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    model_kwargs: dict,
-) -> Tensor | None:
-    """What a search of `generate` gives, of which the arguments are; None if the compiled code does not know it."""
-    options = _options_of(model, logits_processor, stopping_criteria, generation_config)
-    translator = None if options is None else Translator.of(model)
-    if translator is None:
-        return None
-    states, mask = model_kwargs["encoder_outputs"][0][:: options.beams], model_kwargs.get("attention_mask")
-    if mask is not None:
-        if mask.dim() != 2 or mask.shape[1] != states.shape[1]:
-            return None
-        mask = mask[:: options.beams].bool()
-    if states.dtype != torch.float32 or not _fits(input_ids, translator.vocabularies[1]):
-        return None
-    _ASKING.search = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
-    return translator.search(None, mask, states, input_ids, options)
-
-
-_ASKING = threading.local()  # `search`: what the last `generate` of a thread has come to
-
-
-class KnownSearch:
-    """A call of `generate` that is prepared already, as one in the same words came to this search before.
-
-    What transformers prepares takes as long as several steps. All that it looks at is compared: options, and
-    configurations of generation.
-
-    Args:
-        model: that generates.
-        inputs, generation_config, others: arguments of `generate`.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Tensor | None, generation_config: Any, others: dict[str, Any]):
-        self.model, self.key = model, None
-        others = dict(others)
-        mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
-        configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
-        values = [value for part in (others, *configs) for value in part.values()]
-        is_given = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.dim() == 2
-        if is_given and ids.is_cpu and ids.dtype == torch.long and all(isinstance(value, _PLAIN) for value in values):
-            self.key = others, configs, vars(model).get("_update_finished_beams")
-        self.source, self.mask = ids, mask
-        _ASKING.search = None
-
-    def run(self) -> Tensor | None:
-        """Tokens, or None if no such call was before, or something else has changed."""
-        known = vars(self.model).get(_KNOWN)
-        if self.key is None or known is None or known[0] != self.key:
-            return None
-        with torch.no_grad():
-            translator, (options, prompt) = Translator.of(self.model), known[1]
-            if translator is None or self.source.shape[1] > translator.positions:
-                return None
-            if not _fits(self.source, translator.vocabularies[0]):
-                return None
-            first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
-            return translator.search(self.source, self.mask.bool(), None, first, options)
-
-    def remember(self) -> None:
-        """Keep what the call has come to, if it was a search of compiled code."""
-        if self.key is not None and _ASKING.search is not None:
-            vars(self.model)[_KNOWN] = copy.deepcopy(self.key[:2]) + self.key[2:], _ASKING.search
-
-
-def _fits(tokens: Tensor, vocabulary: int) -> bool:
-    return tokens.numel() > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary
-
-
-def _options_of(
-    model: nn.Module,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-) -> SearchOptions | None:
-    """The same for compiled code, or None."""
-    beams, rules = config.num_beams, []
-    forever = 2**31
-    for processor in logits_processor:
-        if type(processor) is ForcedBOSTokenLogitsProcessor:
-            rules.append(([processor.bos_token_id], 1, 2, True))
-        elif type(processor) is ForcedEOSTokenLogitsProcessor:
-            length = processor.max_length
-            rules.append((processor.eos_token_id.tolist(), length - 1, length, True))
-        elif type(processor) is MinLengthLogitsProcessor:
-            rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))
-        elif type(processor) is MinNewTokensLengthLogitsProcessor:
-            length = processor.prompt_length_to_skip + processor.min_new_tokens
-            rules.append((processor.eos_token_id.tolist(), 0, length, False))
-        elif type(processor) is SuppressTokensLogitsProcessor:
-            rules.append((processor.suppress_tokens.tolist(), 0, forever, False))
-        else:
-            return None
-    # where one forbids what another forces, their order counts
-    banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
-    if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
-        return None
-    ends, max_length = [], config.max_length
-    for criterion in stopping_criteria:
-        if type(criterion) is EosTokenCriteria:
-            ends += criterion.eos_token_id.tolist()
-        elif type(criterion) is MaxLengthCriteria:
-            max_length = min(max_length, criterion.max_length)
-    # a search that divides by another penalty says by which
-    finishing = vars(model).get("_update_finished_beams")
-    offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
-    if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
-        return None
-    padding = config._pad_token_tensor
-    if beams > 1:
-        end_tokens = config._eos_token_tensor
-        padding = padding or end_tokens[0] if end_tokens is not None else -1  # as there: 0 is no padding
-    early_stopping = config.early_stopping
-    if early_stopping == "never" and config.length_penalty <= 0:
-        early_stopping = False
-    return SearchOptions(
-        beams,
-        config.num_return_sequences if beams > 1 else 1,
-        max_length,
-        beams > 1,
-        0 if padding is None else int(padding),
-        ends,
-        rules,
-        early_stopping,
-        config.length_penalty,
-        offset,
     )

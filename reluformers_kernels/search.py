@@ -2,21 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy and beam search that give the tokens of transformers' own, in less time.
 
-`generate` prepares everything as it always does and comes here with it; what a search here does not know goes on to
-transformers. The rules of beam search (which hypotheses go on, which are finished, when to stop) are its methods too.
-Different is what they cost: beams of a sentence are queries of one cross-attention, keys and values stay in memory
-that is there before, sentences that are finished leave the batch, and of the vocabulary only the best tokens are
-ordered.
+`generate` prepares everything as it always does and comes here with it. What the compiled code knows is one call of
+that, and all else goes on to transformers.
 """
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
+import threading
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
-    Cache,
     DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
@@ -28,37 +24,24 @@ from transformers import (
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
-from transformers.modeling_outputs import BaseModelOutput
 
-from .cache import SourceCache, TargetCache
-from .decoder import KnownSearch, search_compiled
+from .decoder import SearchOptions, Translator
 
-# those that look at nothing but the tokens of a row, so that rows may leave the batch
-ROW_PROCESSORS = (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
-ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)
 # the last one reads `stop_strings`, which are a criterion of their own
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
-# what the search of transformers calls at each step, and this one does not
+# what the search of transformers calls at each step, and the compiled one does not
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_CACHE_NAMES: dict[Callable, str] = {}  # function of transformers that makes a cache → what it calls it
-DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: what stays has to be copied
+_KNOWN = "_known_search"  # name of the attribute of a model that keeps what its last `Call` has come to
+_PLAIN = (int, float, str, list, tuple, dict, type(None))  # a bool is an int
+_FOREVER = 2**31
+_SEARCHING = threading.local()  # `found`: options and prompt of the last compiled search of a thread
 
 
 class SearchMixin(GenerationMixin):
-    """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source.
+    """Greedy and beam search of the library's encoder–decoder models.
 
     A class that names this one as its base is written for it; a subclass, a user or PEFT may replace its methods.
     """
@@ -75,50 +58,16 @@ class SearchMixin(GenerationMixin):
             for name, method in self._step_methods.items()
         )
 
-    def generate(
-        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
-    ):
+    def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
         """Generate as transformers does, and prepare nothing that the last call has prepared."""
         if args or self._is_replaced():
             return super().generate(inputs, generation_config, *args, **kwargs)
-        known = KnownSearch(self, inputs, generation_config, kwargs)
-        found = known.run()
+        call = Call(self, inputs, generation_config, kwargs)
+        found = call.repeat()
         if found is None:
             found = super().generate(inputs, generation_config, **kwargs)
-            known.remember()
+            call.remember()
         return found
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
-        """The cache that transformers makes, but for the source one that beam search need not reorder."""
-        is_dynamic = generation_config.cache_implementation in (None, "dynamic")
-        is_ours = _cache_of(model_kwargs) is None and is_dynamic and generation_config.use_cache
-        maker = GenerationMixin._prepare_cache_for_generation
-        if is_ours and maker in _CACHE_NAMES:
-            # it copies the whole configuration three times for the same: a tenth of the time of a short translation
-            model_kwargs[_CACHE_NAMES[maker]] = EncoderDecoderCache(DynamicCache(), SourceCache())
-            return
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = _cache_of(model_kwargs)
-        if is_ours and isinstance(cache, EncoderDecoderCache):
-            cache.cross_attention_cache = SourceCache()
-            _CACHE_NAMES[maker] = next(name for name, value in model_kwargs.items() if value is cache)
-
-    def next_logits(self, tokens: Tensor, source: Tensor, mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
-        """Logits [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length], which the cache takes.
-
-        Args:
-            source: states of the encoder, of one row for several of `tokens`.
-            mask: of the source.
-            cache: of the tokens before.
-        """
-        return self(
-            attention_mask=mask,
-            decoder_input_ids=tokens,
-            encoder_outputs=BaseModelOutput(last_hidden_state=source),
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
-        ).logits
 
     def _sample(
         self,
@@ -130,16 +79,12 @@ class SearchMixin(GenerationMixin):
         streamer=None,
         **model_kwargs,
     ):
-        """Greedy search here; sampling, and what `knows_search` does not know, by transformers."""
-        search = (logits_processor, stopping_criteria, generation_config)
-        if synced_gpus or streamer is not None or self._is_replaced() or not knows_search(*search, model_kwargs):
-            options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
-            return super()._sample(input_ids, *search, **options)
-        found = search_compiled(self, input_ids, *search, model_kwargs)
-        if found is not None:
-            return found
-        with _one_output_weight(self):
-            return _greedy_search(self, input_ids, *search, model_kwargs)
+        """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
+        arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
+        found = None if synced_gpus or streamer is not None else search(self, *arguments, model_kwargs)
+        if found is None:
+            return super()._sample(*arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+        return found
 
     def _beam_search(
         self,
@@ -150,272 +95,155 @@ class SearchMixin(GenerationMixin):
         synced_gpus: bool = False,
         **model_kwargs,
     ):
-        """Beam search here; what `knows_search` does not know by transformers."""
-        search = (logits_processor, stopping_criteria, generation_config)
-        if synced_gpus or self._is_replaced() or not knows_search(*search, model_kwargs):
-            return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
-        found = search_compiled(self, input_ids, *search, model_kwargs)
-        if found is not None:
-            return found
-        with _one_output_weight(self):
-            return _beam_search(self, input_ids, *search, model_kwargs)
+        """Beam search by compiled code; what that does not know by transformers."""
+        arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
+        found = None if synced_gpus else search(self, *arguments, model_kwargs)
+        return super()._beam_search(*arguments, synced_gpus=synced_gpus, **model_kwargs) if found is None else found
 
 
-@contextmanager
-def _one_output_weight(model: GenerationMixin) -> Iterator[None]:
-    """Make the unit rows of FixNorm's output layer once for a search, whose steps all use them and train none."""
-    output = model.get_output_embeddings()
-    if hasattr(output, "unit_weight"):
-        output.unit_weight = functools.cache(output.unit_weight)
-    try:
-        yield
-    finally:
-        output.__dict__.pop("unit_weight", None)
-
-
-def knows_search(
+def search(
+    model: SearchMixin,
+    input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     model_kwargs: dict,
-) -> bool:
-    """Whether the searches here give what is asked for: tokens alone, by rules that look at each row by itself."""
-    cache = _cache_of(model_kwargs)
-    is_ours = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
+) -> Tensor | None:
+    """What a search of `generate` gives, of which the arguments are; None if the compiled code does not know it."""
+    if model._is_replaced() or not asks_for_tokens(generation_config, model_kwargs):
+        return None
+    options = find_options(model, logits_processor, stopping_criteria, generation_config)
+    translator = None if options is None else Translator.of(model)
+    if translator is None:
+        return None
+    states, mask = model_kwargs["encoder_outputs"][0][:: options.beams], model_kwargs.get("attention_mask")
+    if mask is not None:
+        if mask.dim() != 2 or mask.shape[1] != states.shape[1]:
+            return None
+        mask = mask[:: options.beams].bool()
+    if states.dtype != torch.float32 or not are_tokens(input_ids, translator.vocabularies[1]):
+        return None
+    _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
+    return translator.search(None, mask, states, input_ids, options)
+
+
+def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> bool:
+    """Whether a search starts with an empty cache, and nothing but tokens is asked for."""
+    cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))  # the former from transformers 5.24 on
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
         and generation_config.use_cache
-        and is_ours
+        and isinstance(cache, EncoderDecoderCache)
+        and type(cache.self_attention_cache) is DynamicCache
         and cache.get_seq_length() == 0
         and {name for name, value in model_kwargs.items() if value is not None} <= KNOWN_INPUTS
-        and all(type(processor) in ROW_PROCESSORS for processor in logits_processor)
-        and all(type(criterion) in ROW_CRITERIA for criterion in stopping_criteria)
     )
 
 
-def _cache_of(model_kwargs: dict) -> Cache | None:
-    """Find the cache of a search, which transformers calls `cache` from 5.24 on."""
-    return model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+def are_tokens(tokens: Tensor, vocabulary: int) -> bool:
+    """Whether there are some, all of them of the vocabulary."""
+    return tokens.numel() > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary
 
 
-class _Decoder:
-    """The model behind one source batch, a step at a time.
+class Call:
+    """A call of `generate`, and what one in the same words has come to before.
 
-    Args:
-        model: makes logits of the tokens that follow those in its cache.
-        beams: rows of the target for each of the source.
-        max_length: most tokens of a row.
-        model_kwargs: of the search; source rows are repeated for the beams in it.
-    """
-
-    def __init__(self, model: SearchMixin, beams: int, max_length: int, model_kwargs: dict):
-        self.model = model
-        # transformers repeats the source for each beam; here one row serves all beams of a sentence
-        self.source = model_kwargs["encoder_outputs"][0][::beams]
-        mask = model_kwargs.get("attention_mask")
-        self.mask = None if mask is None else mask[::beams]
-        self.cache = EncoderDecoderCache(TargetCache(max_length), SourceCache())
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after `tokens` [rows, length], in float32 [rows, vocabulary]."""
-        return self.model.next_logits(tokens, self.source, self.mask, self.cache)[:, -1].float()
-
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Go on with these rows of the target, and with these sentences alone."""
-        self.cache.self_attention_cache.reorder_cache(rows)
-        if sentences is not None:
-            self.source = self.source[sentences]
-            self.mask = None if self.mask is None else self.mask[sentences]
-            self.cache.cross_attention_cache.batch_select_indices(sentences)
-
-
-def _most_tokens(model: SearchMixin, generation_config: GenerationConfig, prompt_len: int) -> int:
-    """Bound the tokens of a row: by `max_length`, and by the positions that the decoder has."""
-    return min(generation_config.max_length, max(prompt_len, model.config.max_position_embeddings + 1))
-
-
-def _greedy_search(
-    model: SearchMixin,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    model_kwargs: dict,
-) -> Tensor:
-    """Tokens [batch, length]: at each step the most likely one, padding behind the end."""
-    length = input_ids.shape[1]
-    width = _most_tokens(model, generation_config, length)
-    decoder = _Decoder(model, 1, width, model_kwargs)
-    padding = generation_config._pad_token_tensor
-    sequences = input_ids.new_zeros(len(input_ids), width)
-    if padding is not None:  # it is where there is an end
-        sequences[:] = padding
-    sequences[:, :length] = input_ids
-    tokens, running = input_ids, input_ids
-    rows = torch.arange(len(input_ids), device=input_ids.device)  # of the batch, that are still in it
-    is_done = torch.zeros_like(rows, dtype=torch.bool)
-    while True:
-        scores = logits_processor(running, decoder.step(tokens))
-        tokens = scores.argmax(-1, keepdim=True)
-        if padding is not None:
-            tokens = tokens.masked_fill(is_done[:, None], padding)
-        running = torch.cat([running, tokens], dim=1)
-        sequences[rows, length] = tokens[:, 0]
-        length += 1
-        # `int` makes Python wait for a GPU, so there is one a step
-        is_done = is_done | stopping_criteria(running, None)
-        done = int(is_done.sum())
-        if done == len(rows):
-            return sequences[:, :length]
-        if done >= DONE_SHARE * len(rows) and padding is not None:
-            kept = (~is_done).nonzero()[:, 0]
-            decoder.select(kept, kept)
-            tokens, running, rows, is_done = tokens[kept], running[kept], rows[kept], is_done[kept]
-
-
-def _beam_search(
-    model: SearchMixin,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    model_kwargs: dict,
-) -> Tensor:
-    """Tokens [batch · num_return_sequences, length] of the best hypotheses, by the rules of transformers."""
-    config, device = generation_config, input_ids.device
-    beams, returned = config.num_beams, config.num_return_sequences
-    prompt_len = length = input_ids.shape[1]
-    width = _most_tokens(model, config, length)
-    ends = config._eos_token_tensor
-    # so many that `beams` go on even if all others end
-    number = max(2, 1 + (0 if ends is None else len(ends))) * beams
-    # only a hypothesis among the best `beams` may finish, as in transformers
-    is_top = torch.arange(number, device=device) < beams
-    decoder = _Decoder(model, beams, width, model_kwargs)
-    batch = len(input_ids) // beams
-    padding = config._pad_token_tensor or ends[0] if ends is not None else -1  # as there: 0 is no padding
-    running = input_ids.new_full((batch, beams, width), int(padding))
-    running[:, :, :length] = input_ids.view(batch, beams, length)
-    running_scores = torch.zeros(batch, beams, device=device)
-    running_scores[:, 1:] = -1e9  # at first all beams are the same
-    finished, scores = running.clone(), torch.full_like(running_scores, -1e9)
-    origins = torch.zeros(batch, beams, 2, dtype=torch.long, device=device)  # length and parent of each hypothesis
-    is_finished = torch.zeros_like(scores, dtype=torch.bool)
-    may_improve = torch.ones(batch, 1, dtype=torch.bool, device=device)
-    results = finished[:, :returned].clone()
-    lengths = running.new_zeros(batch, returned)
-    sentences = torch.arange(batch, device=device)  # of the batch, that are still in it
-    tokens = input_ids
-    while True:
-        logits = decoder.step(tokens)
-        step_scores, parents, tokens = _best_continuations(
-            logits, running_scores, number, logits_processor, running[:, :, :length].flatten(0, 1)
-        )
-        continued = running.gather(1, parents[:, :, None].expand(-1, -1, width))
-        continued[:, :, length] = tokens
-        hits = stopping_criteria(continued[:, :, : length + 1].flatten(0, 1), None).view(-1, number)
-        new_origins = torch.stack([torch.full_like(parents, length + 1), parents], dim=-1)
-        running, running_scores, running_origins = model._get_running_beams_for_next_iteration(
-            topk_log_probs=step_scores,
-            topk_running_sequences=continued,
-            topk_running_beam_indices=new_origins,
-            next_token_hits_stopping_criteria=hits,
-            num_beams=beams,
-        )
-        finished, scores, origins, is_finished = model._update_finished_beams(
-            sequences=finished,
-            topk_running_sequences=continued,
-            beam_scores=scores,
-            topk_log_probs=step_scores,
-            beam_indices=origins,
-            topk_running_beam_indices=new_origins,
-            is_early_stop_heuristic_unsatisfied=may_improve,
-            is_sent_finished=is_finished,
-            next_token_hits_stopping_criteria=hits,
-            top_num_beam_mask=is_top,
-            num_beams=beams,
-            cur_len=length,
-            decoder_prompt_len=prompt_len,
-            length_penalty=config.length_penalty,
-            early_stopping=config.early_stopping,
-        )
-        length += 1
-        may_improve = model._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=may_improve,
-            running_beam_scores=running_scores,
-            beam_scores=scores,
-            is_sent_finished=is_finished,
-            cur_len=length,
-            max_length=config.max_length,
-            decoder_prompt_len=prompt_len,
-            early_stopping=config.early_stopping,
-            length_penalty=config.length_penalty,
-        )
-        # from here on nothing changes a sentence that is done
-        is_done = ~may_improve[:, 0] | hits.all()
-        if config.early_stopping is True:
-            is_done = is_done | is_finished.all(-1)
-        done = int(is_done.sum())
-        if done == len(is_done):
-            results[sentences], lengths[sentences] = finished[:, :returned], origins[:, :returned, 0]
-            return results.flatten(0, 1)[:, : max(prompt_len, int(lengths.max()))]
-        parents, kept = running_origins[..., 1], None
-        offsets = torch.arange(len(parents), device=device)[:, None] * beams
-        rows = parents + offsets
-        if done >= DONE_SHARE * len(is_done):
-            gone, kept = is_done.nonzero()[:, 0], (~is_done).nonzero()[:, 0]
-            results[sentences[gone]] = finished[gone, :returned]
-            lengths[sentences[gone]] = origins[gone, :returned, 0]
-            state = (running, running_scores, finished, scores, origins, is_finished, may_improve, sentences, rows)
-            state = [part[kept] for part in state]
-            running, running_scores, finished, scores, origins, is_finished, may_improve, sentences, rows = state
-        decoder.select(rows.flatten(), kept)
-        tokens = running[:, :, length - 1 : length].flatten(0, 1)
-
-
-def _best_continuations(
-    logits: Tensor, running_scores: Tensor, number: int, logits_processor: LogitsProcessorList, running: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The best `number` continuations of each sentence.
+    What transformers prepares for one takes as long as several steps. All that it looks at is compared: options, and
+    configurations of generation.
 
     Args:
-        logits: float32 [batch · beams, vocabulary].
-        running_scores: log P of the beams so far [batch, beams].
-        number: at most as many as there are.
-        logits_processor: changes log P of the next tokens.
-        running: tokens so far [batch · beams, length].
-
-    Returns:
-        log P, falling, beam and token, each [batch, number].
+        model: that generates.
+        inputs, generation_config, others: arguments of `generate`.
     """
-    batch, beams = running_scores.shape
-    if logits_processor:
-        logits = logits_processor(running, logits.log_softmax(-1))
-        constants = running_scores
-    else:
-        # log-softmax moves all tokens of a row by one number, so the best tokens are found without it
-        constants = running_scores - logits.logsumexp(-1).view(batch, beams)
-    values, tokens = top_k(logits, min(number, logits.shape[-1]))
-    values = values.view(batch, beams, -1) + constants[:, :, None]
-    scores, places = values.flatten(1).topk(number)
-    return scores, places // values.shape[-1], tokens.view(batch, -1).gather(1, places)
+
+    def __init__(self, model: nn.Module, inputs: Tensor | None, generation_config: Any, others: dict[str, Any]):
+        self.model, self.key = model, None
+        others = dict(others)
+        mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
+        configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
+        values = [value for part in (others, *configs) for value in part.values()]
+        is_given = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.dim() == 2
+        if is_given and ids.is_cpu and ids.dtype == torch.long and all(isinstance(value, _PLAIN) for value in values):
+            self.key = others, configs, vars(model).get("_update_finished_beams")
+        self.source, self.mask = ids, mask
+        _SEARCHING.found = None
+
+    def repeat(self) -> Tensor | None:
+        """Tokens, or None if no such call was before, or something else has changed."""
+        known = vars(self.model).get(_KNOWN)
+        if self.key is None or known is None or known[0] != self.key:
+            return None
+        with torch.no_grad():
+            translator, (options, prompt) = Translator.of(self.model), known[1]
+            if translator is None or self.source.shape[1] > translator.positions:
+                return None
+            if not are_tokens(self.source, translator.vocabularies[0]):
+                return None
+            first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
+            return translator.search(self.source, self.mask.bool(), None, first, options)
+
+    def remember(self) -> None:
+        """Keep what the call has come to, if it was a search of compiled code."""
+        if self.key is not None and _SEARCHING.found is not None:
+            vars(self.model)[_KNOWN] = copy.deepcopy(self.key[:2]) + self.key[2:], _SEARCHING.found
 
 
-def top_k(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk` of rows [rows, length], faster if they are long: the best lie in the parts with the best firsts.
-
-    Returns:
-        values, falling, and places, each [rows, number].
-    """
-    rows, length = values.shape
-    width = max(1, int((length / number) ** 0.5))  # fewest values to order: one of each part, and `number` parts
-    parts = length // width
-    if parts <= 2 * number:
-        return values.topk(number)
-    # a part is every so-manieth value: the best of all parts are then found side by side
-    best = values[:, : parts * width].unflatten(1, (width, parts)).amax(1).topk(number, sorted=False).indices
-    places = (best[:, None, :] + torch.arange(0, parts * width, parts, device=values.device)[:, None]).flatten(1)
-    rest = torch.arange(parts * width, length, device=values.device).expand(rows, -1)
-    places = torch.cat([places, rest], dim=1)
-    top = values.gather(1, places).topk(number)
-    return top.values, places.gather(1, top.indices)
+def find_options(
+    model: nn.Module,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> SearchOptions | None:
+    """What is searched, or None if the compiled code does not know a processor, a criterion or a penalty."""
+    beams, rules = config.num_beams, []
+    for processor in logits_processor:
+        if type(processor) is ForcedBOSTokenLogitsProcessor:
+            rules.append(([processor.bos_token_id], 1, 2, True))
+        elif type(processor) is ForcedEOSTokenLogitsProcessor:
+            length = processor.max_length
+            rules.append((processor.eos_token_id.tolist(), length - 1, length, True))
+        elif type(processor) is MinLengthLogitsProcessor:
+            rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))
+        elif type(processor) is MinNewTokensLengthLogitsProcessor:
+            length = processor.prompt_length_to_skip + processor.min_new_tokens
+            rules.append((processor.eos_token_id.tolist(), 0, length, False))
+        elif type(processor) is SuppressTokensLogitsProcessor:
+            rules.append((processor.suppress_tokens.tolist(), 0, _FOREVER, False))
+        else:
+            return None
+    # where one forbids what another forces, their order counts
+    banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
+    if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
+        return None
+    ends, max_length = [], config.max_length
+    for criterion in stopping_criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends += criterion.eos_token_id.tolist()
+        elif type(criterion) is MaxLengthCriteria:
+            max_length = min(max_length, criterion.max_length)
+        else:
+            return None
+    # a search that divides by another penalty says by which
+    finishing = vars(model).get("_update_finished_beams")
+    offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
+    if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
+        return None
+    padding = config._pad_token_tensor
+    if beams > 1:
+        end_tokens = config._eos_token_tensor
+        padding = padding or end_tokens[0] if end_tokens is not None else -1  # as there: 0 is no padding
+    early_stopping = config.early_stopping
+    if early_stopping == "never" and config.length_penalty <= 0:
+        early_stopping = False
+    return SearchOptions(
+        beams,
+        config.num_return_sequences if beams > 1 else 1,
+        max_length,
+        beams > 1,
+        0 if padding is None else int(padding),
+        ends,
+        rules,
+        early_stopping,
+        config.length_penalty,
+        offset,
+    )

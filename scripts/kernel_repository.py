@@ -38,7 +38,7 @@ backends = ["cpu", "cuda"]
 [torch-noarch]
 """
 # the rest of the kernels, of which the attention needs nothing: a repository may need torch alone
-OF_MODELS = ("cache.py", "decoder.py", "linear.py", "norms.py", "search.py", "softmax1.py", "triton_norms.py")
+OF_MODELS = ("decoder.py", "linear.py", "norms.py", "search.py", "softmax1.py", "triton_norms.py")
 INIT = '''"""Attention with an elementwise activation instead of softmax, exact and in memory linear in the length."""
 
 from . import native

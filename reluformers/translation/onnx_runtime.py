@@ -1,4 +1,4 @@
-"""Translates with exported graphs by onnxruntime, by the search that models in PyTorch have."""
+"""Translates with exported graphs by onnxruntime, by the search of transformers."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME, one_cache
 from reluformers.onnx.sessions import OnnxModel, Session
-from reluformers_kernels import SearchMixin
 
 from .onnx_graphs import DECODER, ENCODER, SWITCH, past_names, present_name
 from .tokenization import Tokenizers, load_tokenizers
@@ -45,7 +44,7 @@ class _Encoder(nn.Module):
         return BaseModelOutput(last_hidden_state=outputs["last_hidden_state"], attentions=attentions)
 
 
-class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
+class OnnxTranslator(OnnxModel, GenerationMixin):
     """A translation model in onnxruntime, with `generate`.
 
     Args:
@@ -107,10 +106,6 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
             encoder_attentions=None if given else encoder_outputs.attentions,
             **{CACHE_NAME: cache if use_cache else None},
         )
-
-    def next_logits(self, tokens: Tensor, source: Tensor, mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
-        """As of the search, without what `forward` does besides."""
-        return self._step(source, mask, tokens, cache, [])["logits"]
 
     def _step(
         self,

@@ -137,17 +137,6 @@ def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
     torch.testing.assert_close(*(regularizer_sums(sites, model.config.entropy_bound) for sites in sums))
 
 
-def test_beam_search_keeps_the_source_in_place():
-    model, batch = build_model("reluformer"), draw_pairs()
-    output = model.generate(
-        input_ids=batch["input_ids"], num_beams=3, max_new_tokens=6, return_dict_in_generate=True, output_scores=True
-    )
-    assert type(output[CACHE_NAME].cross_attention_cache).__name__ == "SourceCache"
-    given = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-    model.generate(input_ids=batch["input_ids"], max_new_tokens=3, **{CACHE_NAME: given})
-    assert type(given.cross_attention_cache) is DynamicCache
-
-
 @all_families
 def test_generates_in_training_mode(preset):
     model, batch = build_model(preset).train(), draw_pairs()

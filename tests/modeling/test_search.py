@@ -9,60 +9,43 @@ from unittest import mock
 import pytest
 import torch
 from peft import PrefixTuningConfig, get_peft_model
-from torch.testing import assert_close
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import all_presets, build_model
 from builders.searches import END, VOCABULARY, draw_sources, trained_like
 from reluformers import ReLUFormerForConditionalGeneration
-from reluformers.modeling import normalization
 from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers_kernels import search
-from reluformers_kernels.cache import TargetCache
+from reluformers_kernels import decoder
 from reluformers_kernels.compiled import native
 
 COMPILED = native is not None and native.is_available()
-WAYS = ["compiled", "plain"] if COMPILED else ["plain"]
-
-
-@pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
-    """How the library searches: one call of compiled code, or step by step in PyTorch."""
-    if request.param == "plain":
-        monkeypatch.setattr(search, "search_compiled", lambda *_: None)
-    return request.param
+NOT_COMPILED = {"bad_words_ids", "no_repeat_ngram_size"}  # which look at all tokens of a row
 
 
 def both(model, batch, **options):
-    """What is generated here and by transformers, and which of the two searches here was taken."""
+    """What is generated here and by transformers, and how often by compiled code."""
     stock = GenerationMixin._beam_search if options.get("num_beams", 1) > 1 else GenerationMixin._sample
-    whole, ways = search.search_compiled, []
-
-    def count(*arguments):
-        found = whole(*arguments)
-        ways.append("plain" if found is None else "compiled")
-        return found
-
-    with mock.patch.object(search, "search_compiled", count):
+    taken = mock.Mock(side_effect=decoder.Translator.search)
+    with mock.patch.object(decoder.Translator, "search", lambda *arguments: taken(*arguments)):
         ours = model.generate(**batch, **options)
-    return ours, model.generate(**batch, **options, custom_generate=stock), ways
+    return ours, model.generate(**batch, **options, custom_generate=stock), taken.call_count
 
 
-def check_same(model, batch, way, **options):
-    ours, theirs, ways = both(model, batch, **options)
-    assert ways == [way]
+def check_same(model, batch, **options):
+    ours, theirs, taken = both(model, batch, **options)
+    assert taken == (COMPILED and not NOT_COMPILED & options.keys())
     assert torch.equal(ours, theirs), (options, ours, theirs)
     return ours
 
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @all_presets
-def test_the_tokens_are_those_of_transformers(preset, beams, way):
+def test_the_tokens_are_those_of_transformers(preset, beams):
     model = trained_like(preset)
     lengths = set()
     for seed in range(3):
-        tokens = check_same(model, draw_sources(seed=seed), way, num_beams=beams, max_new_tokens=12)
+        tokens = check_same(model, draw_sources(seed=seed), num_beams=beams, max_new_tokens=12)
         lengths |= set((tokens != tokens[:, -1:]).sum(1).tolist())
     assert len(lengths) > 1
 
@@ -85,20 +68,18 @@ OPTIONS = [
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-def test_options_mean_the_same(options, beams, way):
+def test_options_mean_the_same(options, beams):
     model = trained_like("rela-g")
-    if {"bad_words_ids", "no_repeat_ngram_size"} & options.keys():  # which look at all tokens of a row
-        way = "plain"
     only_for_beams = {"early_stopping", "length_penalty", "num_return_sequences"}
     if beams == 1 and only_for_beams & options.keys():
         pytest.skip("has no meaning in greedy search")
     for seed in range(3):
-        check_same(model, draw_sources(seed=seed), way, **{"num_beams": beams, "max_new_tokens": 14, **options})
+        check_same(model, draw_sources(seed=seed), **{"num_beams": beams, "max_new_tokens": 14, **options})
 
 
-def test_the_penalty_of_the_papers_is_heard(way):
+def test_the_penalty_of_the_papers_is_heard():
     model = wu_length_penalty(trained_like("relu"))
-    check_same(model, draw_sources(), way, num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
+    check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
 
 
 def test_the_source_may_come_encoded_as_a_tuple():
@@ -109,15 +90,15 @@ def test_the_source_may_come_encoded_as_a_tuple():
     assert torch.equal(model.generate(encoder_outputs=encoded, **kept), expected)
 
 
-def test_without_a_mask_and_after_many_tokens(way):
+def test_without_a_mask_and_after_many_tokens():
     model = trained_like("qknorm", max_position_embeddings=200)
     batch = {"input_ids": draw_sources()["input_ids"][:2]}
     for beams in (1, 3):
-        check_same(model, batch, way, num_beams=beams, max_new_tokens=150, eos_token_id=None)
+        check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_memory_is_bounded_by_the_positions(beams, way):
+def test_memory_is_bounded_by_the_positions(beams):
     """`max_new_tokens` without an end in sight asks for as many columns as there are positions."""
     model, batch = trained_like(), draw_sources(2)
     with pytest.raises(ValueError, match="max_position_embeddings is 32"):
@@ -149,11 +130,7 @@ class Unknown(LogitsProcessor):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_what_is_not_known_goes_to_transformers(options, beams):
     model = trained_like()
-    of_ours = {
-        "_Decoder": mock.Mock(side_effect=AssertionError),
-        "search_compiled": mock.Mock(side_effect=AssertionError),
-    }
-    with mock.patch.multiple(search, **of_ours):
+    with mock.patch.object(decoder.Translator, "search", side_effect=AssertionError):
         model.generate(**draw_sources(), num_beams=beams, max_new_tokens=4, **options)
 
 
@@ -226,11 +203,11 @@ def test_methods_that_a_user_replaces_are_called(beams):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_tokenizer_stops_at_strings_and_changes_nothing_else(beams, way):
+def test_a_tokenizer_stops_at_strings_and_changes_nothing_else(beams):
     model, batch = trained_like(), draw_sources(3)
     tokenizer = train_tokenizer(["abcdef ghij"] * 4, vocab_size=VOCABULARY, min_frequency=1)
     options = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": None}
-    wanted = check_same(model, batch, way, **options)
+    wanted = check_same(model, batch, **options)
     assert torch.equal(model.generate(**batch, **options, tokenizer=tokenizer), wanted)
     word = tokenizer.decode(wanted[0, 3])
     stopped = model.generate(**batch, **options, tokenizer=tokenizer, stop_strings=[word])
@@ -242,70 +219,6 @@ def test_a_streamer_gets_every_token():
     streamer = mock.Mock()
     tokens = build_model("relu").generate(torch.tensor([[5, 6, END]]), max_new_tokens=4, streamer=streamer)
     assert torch.cat([call.args[0].flatten() for call in streamer.put.call_args_list]).tolist() == tokens[0].tolist()
-
-
-def test_done_sentences_leave_the_batch(monkeypatch):
-    monkeypatch.setattr(search, "search_compiled", lambda *_: None)
-    model, batch = trained_like(), draw_sources(16)
-    rows = []
-    step = search._Decoder.step
-    with mock.patch.object(
-        search._Decoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
-    ):
-        for beams in (1, 3):
-            model.generate(**batch, num_beams=beams, max_new_tokens=14)
-            assert rows[0] == 16 * beams
-            assert rows[-1] < rows[0]
-            rows.clear()
-
-
-@pytest.mark.parametrize(("length", "number"), [(1000, 10), (1013, 4), (37, 10), (8, 8), (4096, 1)])
-def test_top_k_is_that_of_torch(length, number):
-    values = torch.randn(5, length, generator=torch.Generator().manual_seed(length))
-    values[0, :3] = -torch.inf
-    found, places = search.top_k(values, number)
-    assert torch.equal(found, values.topk(number).values)
-    assert torch.equal(values.gather(1, places), found)
-
-
-def test_the_cache_grows_and_follows_rows():
-    cache, kept = TargetCache(300), []
-    generator = torch.Generator().manual_seed(0)
-    rows = 6
-    for step in range(150):
-        key, value = torch.randn(2, rows, 2, 1, 4, generator=generator)
-        kept = (
-            [torch.cat([old, new], 2) for old, new in zip(kept, (key, value), strict=True)] if kept else [key, value]
-        )
-        for ours, expected in zip(cache.update(key, value, 0), kept, strict=True):
-            assert_close(ours, expected, rtol=0, atol=0)
-        if step % 40 == 39:
-            rows -= 1
-        index = torch.randint(0, kept[0].shape[0], (rows,), generator=generator)
-        cache.reorder_cache(index)
-        kept = [states[index] for states in kept]
-    assert cache.get_seq_length() == 150
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_unit_rows_are_made_once_for_a_search_and_anew_for_the_next(beams, monkeypatch):
-    monkeypatch.setattr(search, "search_compiled", lambda *_: None)
-    model, made = build_model("qknorm", embedding_norm="fix_norm", tying="none"), []
-    whole = normalization.unit_length
-
-    def count(states):
-        made.append(states is model.lm_head.weight)
-        return whole(states)
-
-    monkeypatch.setattr(normalization, "unit_length", count)
-    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "num_beams": beams, "min_new_tokens": 5, "max_new_tokens": 6}
-    before = model.generate(**inputs)
-    assert sum(made) == 1
-    assert "unit_weight" not in vars(model.lm_head)
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
-    assert not torch.equal(model.generate(**inputs), before)
-    assert sum(made) == 2
 
 
 @pytest.mark.parametrize("saved", [{}, {"max_length": 30}, {"max_new_tokens": 30}])
