@@ -27,7 +27,7 @@ from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_cho
 # The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
 
 
-INTERFACE = 2  # of `reluformers_kernels`, that this code was written for
+INTERFACE = 3  # of `reluformers_kernels`, that this code was written for
 
 
 def _find_kernels() -> ModuleType | None:
