@@ -7,6 +7,7 @@ changed. What is not known here by name (a module of another class, a hook, anot
 PyTorch.
 """
 
+import copy
 import ctypes
 import importlib
 import math
@@ -31,6 +32,7 @@ _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, 
 _COLLECTORS = "transformers.utils.output_capturing"  # whose hooks look on
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
+_BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
 _FEED_FORWARDS = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "softmax", "sigmoid", "identity", "swish")
 
@@ -50,10 +52,13 @@ class Translator:
     """
 
     def __init__(self, model: nn.Module):
+        if model.config._attn_implementation not in _BACKENDS:
+            raise Unknown(model.config._attn_implementation)
         self.kept: list[Any] = []
         self.unit_linears: list[tuple[nn.Module, Tensor]] = []
         self.width, self.inner = model.config.d_model, 0
-        self.seen = [_look_at(module) for module in model.modules()]
+        self.seen = [_look_at(module, module is model) for module in model.modules()]
+        _check_shapes(model)
         self.fields = _fields_of(model)
         self.is_packed = isinstance(model.lm_head, PackedLinear)
         encoder, decoder = model.model.encoder, model.model.decoder
@@ -67,13 +72,14 @@ class Translator:
     def of(cls, model: nn.Module) -> "Translator | None":
         """The model as it is now, read anew where a module or the memory of a weight has changed; None if unknown."""
         is_off = native_decoder is None or model.training or torch.is_grad_enabled() or is_watched()
-        if is_off or not native.is_available() or torch.is_autocast_enabled("cpu"):
+        if is_off or not native.is_available() or torch.is_autocast_enabled("cpu") or _is_torch_changed():
             return None
         try:
             found = vars(model).get(_KEPT)
             if found is None or not found.is_current(model):
                 found = vars(model)[_KEPT] = cls(model)
         except Unknown:
+            vars(model).pop(_KEPT, None)  # it would keep weights alive
             return None
         for layer, factors in found.unit_linears:
             factors.copy_(_inverse_lengths(layer.weight))
@@ -81,7 +87,7 @@ class Translator:
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether each module and the memory of each weight is what it was."""
-        is_same = self.seen[0][0] is model and all(_is_as_seen(*seen) for seen in self.seen)
+        is_same = self.seen[0].module is model and all(seen.is_same() for seen in self.seen)
         return is_same and self.fields == _fields_of(model)
 
     def __reduce__(self):  # a copy of a model reads itself anew
@@ -181,6 +187,9 @@ class Translator:
 
     def _stack(self, stack: nn.Module, heads: int) -> Any:
         config, places = stack.config, stack.embed_positions
+        is_pre_norm = config.norm_position == "pre"
+        if any(layer.is_pre_norm != is_pre_norm for layer in stack.layers):
+            raise Unknown("a configuration that has changed")
         layers = self._keep((native_decoder.Layer * len(stack.layers))(*map(self._layer, stack.layers)))
         table = places.weight if isinstance(places, nn.Embedding) else places.table
         return native_decoder.Stack.of(
@@ -194,7 +203,7 @@ class Translator:
             layer_count=len(layers),
             heads=heads,
             factor=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
-            is_pre_norm=config.norm_position == "pre",
+            is_pre_norm=is_pre_norm,
         )
 
     def search(
@@ -254,9 +263,9 @@ class Translator:
         ends = torch.tensor(options.ends, dtype=torch.int32)
         search.end_count, search.last_penalty = len(ends), options.penalties(options.max_length - prompt_len)
         rules = (native_decoder.Rule * len(options.rules))()
-        for rule, (rule_tokens, first, last, is_forced) in zip(rules, options.rules, strict=True):
-            rule_tokens = self._keep(torch.tensor(rule_tokens, dtype=torch.int32))
-            rule.tokens, rule.count, rule.is_forced = rule_tokens.data_ptr(), len(rule_tokens), is_forced
+        rule_tokens = [torch.tensor(tokens_of_rule, dtype=torch.int32) for tokens_of_rule, *_ in options.rules]
+        for rule, ids, (_, first, last, is_forced) in zip(rules, rule_tokens, options.rules, strict=True):
+            rule.tokens, rule.count, rule.is_forced = ids.data_ptr(), len(ids), is_forced
             rule.first_length, rule.last_length = first, last
         search.rules, search.rule_count = ctypes.addressof(rules), len(rules)
         running = torch.full((sentences, beams), -1e9)
@@ -325,7 +334,8 @@ def _inverse_lengths(weight: Tensor) -> Tensor:
 def _fields_of(model: nn.Module) -> list[Any]:
     """What the modules read of configurations when they compute."""
     config = model.config
-    names = ("embedding_norm", "scale_embedding", "position_offset", "max_position_embeddings")
+    names = ("embedding_norm", "scale_embedding", "position_offset", "max_position_embeddings", "norm_position")
+    names += ("_attn_implementation", "encoder_attention_heads", "decoder_attention_heads")
     sites = [
         dict(vars(site.attention))
         for stack in (model.model.encoder, model.model.decoder)
@@ -335,35 +345,97 @@ def _fields_of(model: nn.Module) -> list[Any]:
     return [*(getattr(config, name) for name in names), *sites]
 
 
-def _look_at(module: nn.Module) -> tuple[nn.Module, type, dict, list[tuple[dict, str, Tensor, int]]]:
-    """A module's class, children and tensors, and where these lie.
+def _is_torch_changed() -> bool:
+    """Whether tensors are made elsewhere or otherwise than here, or every module is looked at."""
+    is_moved = torch.get_default_dtype() != torch.float32 or torch.get_default_device().type != "cpu"
+    hooks = nn.modules.module
+    return is_moved or bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
+
+
+def _check_shapes(model: nn.Module) -> None:
+    """Hold each tensor to the shape that the configuration gives it: compiled code reads as far as that says.
+
+    Raises:
+        Unknown: a module or a tensor has another shape, or is not there.
+    """
+    with torch.device("meta"):
+        usual = dict(type(model)(copy.deepcopy(model.config)).named_modules())
+    for name, module in model.named_modules():
+        other = usual.get(name)
+        if isinstance(module, PackedLinear):
+            shapes = [(linear.out_features, linear.in_features) for linear in (module, other)]
+        else:
+            shapes = [
+                {key: tensor.shape for _, key, tensor in _tensors_of(one)} if one is not None else None
+                for one in (module, other)
+            ]
+        if shapes[0] != shapes[1]:
+            raise Unknown(f"shapes of {name}")
+
+
+def _tensors_of(module: nn.Module) -> list[tuple[dict, str, Tensor]]:
+    owners = (module._parameters, module._buffers)
+    return [(owner, name, tensor) for owner in owners for name, tensor in owner.items() if tensor is not None]
+
+
+class _Seen(NamedTuple):
+    """A module as it was read.
+
+    Args:
+        children: by name.
+        tensors: owner, name, tensor, where it lies, shape.
+        settings: numbers and names among its attributes.
+        size: how many attributes it has, if it gains none.
+    """
+
+    module: nn.Module
+    kind: type
+    children: dict[str, nn.Module | None]
+    tensors: list[tuple[dict, str, Tensor, int, torch.Size]]
+    settings: list[tuple[str, Any]]
+    size: int | None
+
+    def is_same(self) -> bool:
+        """Whether the module still computes that, on weights at the same place."""
+        module, own = self.module, vars(self.module)
+        is_other = type(module) is not self.kind or module._modules != self.children or module.training
+        if is_other or "forward" in own or (self.size is not None and len(own) != self.size):
+            return False
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            if getattr(hook, "__module__", None) != _COLLECTORS:
+                return False
+        return all(own.get(name) is value for name, value in self.settings) and all(
+            owner.get(name) is tensor
+            and tensor.data_ptr() == place
+            and tensor.shape == shape
+            and tensor.dtype == torch.float32
+            and tensor.is_contiguous()
+            and tensor.is_cpu
+            and type(tensor) in (Tensor, nn.Parameter)
+            for owner, name, tensor, place, shape in self.tensors
+        )
+
+
+def _look_at(module: nn.Module, is_model: bool) -> _Seen:
+    """What there is to see of a module.
 
     Raises:
         Unknown: it may compute something else than the library's class.
     """
-    if not (type(module) in _OF_TORCH or type(module).__module__.startswith(_OWN)):
-        raise Unknown(type(module).__name__)
-    owners = (module._parameters, module._buffers)
-    tensors = [(owner, name, tensor) for owner in owners for name, tensor in owner.items() if tensor is not None]
-    tensors = [(*found, found[-1].data_ptr()) for found in tensors]
-    seen = module, type(module), dict(module._modules), tensors
-    if not _is_as_seen(*seen):
-        raise Unknown(type(module).__name__)
+    own, kind = vars(module), type(module)
+    is_replaced = not is_model and any(callable(getattr(kind, name, None)) for name in own)
+    is_known = kind in _OF_TORCH or kind.__module__.startswith(_OWN)
+    found = _tensors_of(module)
+    is_known &= all(tensor.layout is torch.strided for *_, tensor in found)
+    if is_replaced or not is_known or any(isinstance(value, Tensor) for value in own.values()):
+        raise Unknown(kind.__name__)
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        raise Unknown("an embedding that shortens its rows")
+    tensors = [(*one, one[-1].data_ptr(), one[-1].shape) for one in found]
+    settings = [(name, value) for name, value in own.items() if type(value) in (bool, int, float, str, type(None))]
+    settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
+    size = None if is_model or kind is PackedLinear else len(own)  # both gain attributes
+    seen = _Seen(module, kind, dict(module._modules), tensors, settings, size)
+    if not seen.is_same():
+        raise Unknown(kind.__name__)
     return seen
-
-
-def _is_as_seen(module: nn.Module, kind: type, children: dict, tensors: list[tuple[dict, str, Tensor, int]]) -> bool:
-    if type(module) is not kind or module._modules != children or module.training or "forward" in module.__dict__:
-        return False
-    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        if getattr(hook, "__module__", None) != _COLLECTORS:
-            return False
-    return all(
-        owner.get(name) is tensor
-        and tensor.data_ptr() == place
-        and tensor.dtype == torch.float32
-        and tensor.is_contiguous()
-        and tensor.is_cpu
-        and type(tensor) in (Tensor, nn.Parameter)
-        for owner, name, tensor, place in tensors
-    )

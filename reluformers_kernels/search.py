@@ -37,6 +37,9 @@ _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_gene
 _KNOWN = "_known_search"  # name of the attribute of a model that keeps what its last `Call` has come to
 _PLAIN = (int, float, str, list, tuple, dict, type(None))  # a bool is an int
 _FOREVER = 2**31
+# a configuration, and the pair that a search by another penalty replaces, which `find_options` knows
+_OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
+_OTHER_CALLS = ("custom_generate", "encoder_outputs")  # options of `generate` that prepare something else each time
 _SEARCHING = threading.local()  # `found`: options and prompt of the last compiled search of a thread
 
 
@@ -53,9 +56,9 @@ class SearchMixin(GenerationMixin):
 
     def _is_replaced(self) -> bool:
         """Whether a method that only the search of transformers calls is another than this search was written for."""
-        return any(
-            name in vars(self) or getattr(type(self), name) is not method
-            for name, method in self._step_methods.items()
+        is_patched = any(name not in _OWN_ATTRIBUTES and hasattr(GenerationMixin, name) for name in vars(self))
+        return is_patched or any(
+            getattr(type(self), name) is not method for name, method in self._step_methods.items()
         )
 
     def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
@@ -116,11 +119,12 @@ def search(
     translator = None if options is None else Translator.of(model)
     if translator is None:
         return None
-    states, mask = model_kwargs["encoder_outputs"][0][:: options.beams], model_kwargs.get("attention_mask")
+    states, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
     if mask is not None:
-        if mask.dim() != 2 or mask.shape[1] != states.shape[1]:
+        if mask.shape != states.shape[:2]:
             return None
         mask = mask[:: options.beams].bool()
+    states = states[:: options.beams]
     if states.dtype != torch.float32 or not are_tokens(input_ids, translator.vocabularies[1]):
         return None
     _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
@@ -132,6 +136,7 @@ def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> 
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))  # the former from transformers 5.24 on
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
+        and not getattr(generation_config, "low_memory", None)
         and generation_config.use_cache
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
@@ -159,11 +164,14 @@ class Call:
     def __init__(self, model: nn.Module, inputs: Tensor | None, generation_config: Any, others: dict[str, Any]):
         self.model, self.key = model, None
         others = dict(others)
+        is_usual = not any(others.get(name) is not None for name in _OTHER_CALLS)
+        is_usual &= inputs is None or others.get("input_ids") is None  # or else transformers raises
         mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
         values = [value for part in (others, *configs) for value in part.values()]
         is_given = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.dim() == 2
-        if is_given and ids.is_cpu and ids.dtype == torch.long and all(isinstance(value, _PLAIN) for value in values):
+        is_usual &= is_given and ids.is_cpu and ids.dtype == torch.long
+        if is_usual and all(isinstance(value, _PLAIN) for value in values):
             self.key = others, configs, vars(model).get("_update_finished_beams")
         self.source, self.mask = ids, mask
         _SEARCHING.found = None
@@ -180,6 +188,8 @@ class Call:
             if not are_tokens(self.source, translator.vocabularies[0]):
                 return None
             first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
+            if not are_tokens(first, translator.vocabularies[1]):
+                return None
             return translator.search(self.source, self.mask.bool(), None, first, options)
 
     def remember(self) -> None:
@@ -201,7 +211,7 @@ def find_options(
             rules.append(([processor.bos_token_id], 1, 2, True))
         elif type(processor) is ForcedEOSTokenLogitsProcessor:
             length = processor.max_length
-            rules.append((processor.eos_token_id.tolist(), length - 1, length, True))
+            rules.append((sorted(processor.eos_token_id.tolist()), length - 1, length, True))  # the first one is taken
         elif type(processor) is MinLengthLogitsProcessor:
             rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))
         elif type(processor) is MinNewTokensLengthLogitsProcessor:
@@ -211,6 +221,9 @@ def find_options(
             rules.append((processor.suppress_tokens.tolist(), 0, _FOREVER, False))
         else:
             return None
+    vocabulary = model.lm_head.out_features
+    if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
+        return None
     # where one forbids what another forces, their order counts
     banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
     if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):

@@ -178,9 +178,16 @@ def with_unit_rows_changed(model):
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
 
 
+def with_another_eps(model):
+    model.model.decoder.layers[0].mlp_norm.eps = 10.0
+
+
 @pytest.mark.parametrize(
     "change",
-    [changed_in_place, with_other_memory, with_another_module, with_another_field, with_unit_rows_changed],
+    [
+        *(changed_in_place, with_other_memory, with_another_module, with_another_field, with_unit_rows_changed),
+        with_another_eps,
+    ],
     ids=lambda change: change.__name__,
 )
 def test_weights_and_modules_may_change_between_two_calls(change):
@@ -237,11 +244,41 @@ def by_columns(model):
     weight.data = weight.data.t().contiguous().t()
 
 
+def pruned(model):
+    mlp = model.model.decoder.layers[0].mlp
+    for layer, name, rows in ((mlp.fc1, "weight", 0), (mlp.fc1, "bias", 0), (mlp.fc2, "weight", 1)):
+        values = getattr(layer, name).data
+        setattr(layer, name, torch.nn.Parameter(values.narrow(rows, 0, 5).contiguous()))
+
+
+def with_weight_as_attribute(model):
+    layer = model.model.decoder.layers[0].mlp.fc1
+    weight = -layer.weight.data
+    del layer.weight
+    layer.weight = weight
+
+
+def with_method_of_its_own(model):
+    site = model.model.decoder.layers[0].self_attn
+    site.attend = lambda *arguments, **options: type(site).attend(site, *arguments, **options)
+
+
+def with_shortened_rows(model):
+    model.model.encoder.embed_tokens.max_norm = 0.01
+
+
+def with_processors_of_its_own(model):
+    model._get_logits_processor = lambda *arguments, **options: GenerationMixin._get_logits_processor(
+        model, *arguments, **options
+    )
+
+
 @pytest.mark.parametrize(
     "change",
     [
         *(with_hook, with_hook_before, with_forward_of_its_own, with_parametrization, with_subclass, with_lora),
-        *(in_another_dtype, by_columns),
+        *(in_another_dtype, by_columns, pruned, with_weight_as_attribute),
+        *(with_method_of_its_own, with_shortened_rows, with_processors_of_its_own),
     ],
     ids=lambda change: change.__name__,
 )
@@ -254,6 +291,37 @@ def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
         tokens = model.generate(**batch, max_new_tokens=8)
     expected = model.generate(**batch, max_new_tokens=8, custom_generate=GenerationMixin._sample)
     assert torch.equal(tokens, expected)
+
+
+def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch(monkeypatch):
+    model = trained_like("reluformer")
+    with torch.no_grad():
+        assert decoder.Translator.of(model) is not None
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
+        assert decoder.Translator.of(model) is None
+        hook.remove()
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert decoder.Translator.of(model) is None
+        finally:
+            torch.set_default_dtype(torch.float32)
+        model.config._attn_implementation = "mine"
+        assert decoder.Translator.of(model) is None
+
+
+def test_a_forced_token_that_is_not_there_is_refused():
+    model, batch = trained_like("reluformer"), draw_sources(3)
+    with pytest.raises(IndexError):
+        model.generate(**batch, forced_bos_token_id=10**6, max_new_tokens=4)
+
+
+def test_states_of_the_encoder_may_be_given_beside_the_source():
+    model, batch = trained_like("reluformer"), draw_sources(3)
+    expected = generate_by("plain", model, batch, max_new_tokens=6)
+    with torch.no_grad():
+        states = model.get_encoder()(**batch)
+        for _ in range(2):
+            assert torch.equal(model.generate(**batch, encoder_outputs=states, max_new_tokens=6), expected)
 
 
 def test_training_and_gradients_go_on_in_pytorch():
