@@ -62,10 +62,10 @@ def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *l
         changes: name of the list of changes.
         form: of a change.
         lists: names of the options of several values, none of which are of that form.
-
     """
     for name in lists:
-        values = getattr(options, name) or []
+        if (values := getattr(options, name)) is None:  # not given, which may mean all
+            continue
         taken = [text for text in values if form.fullmatch(text)]
         setattr(options, name, [text for text in values if text not in taken])
         setattr(options, changes, [*getattr(options, changes), *taken])

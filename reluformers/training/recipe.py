@@ -69,7 +69,10 @@ class Recipe:
         """Configuration of the model, with further fields (those that the data decide on)."""
         values = {**self.model, **fields}
         if self.start is None:
-            return self.make_config(values.pop("preset", "softmax"), **values)
+            try:
+                return self.make_config(values.pop("preset", "softmax"), **values)
+            except AttributeError as error:  # transformers looks a dtype up in torch
+                raise ValueError(f"model: {error}") from error
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
         opened = open_source(self.start)
         if (found := PIPELINE_TAGS[opened.auto_class]) != self.task:

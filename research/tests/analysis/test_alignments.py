@@ -180,7 +180,6 @@ def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
         (checkpoint, gold, "--development", gold, "--save"),
         (folder, tmp_path / "none.jsonl"),
         (folder, gold, "--output", gold),
-        (folder, gold, "--report", folder / "config.json"),
         (save_classifier(tmp_path / "classifier"), gold),
     ):
         refusal_of(capsys, "align", *arguments)
