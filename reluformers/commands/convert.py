@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     """Convert."""
     silence_transformers()
     take_changes(options, "fields", FIELD_CHANGE, "sites")
-    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
+    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites or None
     if sites and preset is None:
         raise ValueError("--sites says where, but there is no --preset to say what comes there")
     check_model(source)
