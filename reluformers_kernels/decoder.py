@@ -213,8 +213,8 @@ class Translator:
         states: Tensor | None,
         prompt: Tensor,
         options: "SearchOptions",
-    ) -> Tensor | None:
-        """Tokens [sentences · returned, length], or None where a sentence would have more than there are positions.
+    ) -> Tensor:
+        """Search for the tokens [sentences · returned, length].
 
         Args:
             source: tokens [sentences, source length], or None with states.

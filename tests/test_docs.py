@@ -66,7 +66,7 @@ def test_code_of_a_page_runs(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
 def test_code_imports_what_is_there(path):
-    """Of code that other tests run, or that needs a network: that it can be read, and that its names exist."""
+    """Code that other tests run, or that needs a network, can be read, and its names exist."""
     if path == GUIDE:
         return
     for code in python_in(path):

@@ -58,7 +58,7 @@ def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sign", [0, 1])
 def test_sums_are_those_of_loops(sign):
-    """Of what is masked nothing counts, and rows with negative weights have no entropy."""
+    """Nothing that is masked counts, and rows with negative weights have no entropy."""
     weights, visible, real = random_case(0)
     weights = (weights - 0.3 * sign * (weights > 0)).masked_fill(~visible.unsqueeze(1), float("nan"))
     expected = list(naive_counts(weights, visible, real).values())
