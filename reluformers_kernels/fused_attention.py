@@ -120,8 +120,8 @@ _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_l
 
 def _run_backward(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, options
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and θ."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and θ, which may be None where θ is a number."""
     forward, backward = _passes(computation)
     with without_autocast(query.device.type):
         if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
@@ -139,8 +139,11 @@ def _run_backward(
 def _backward_operator(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = PassOptions(*options)
-    return _run_backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, options)
+    inputs = grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation
+    *grads, grad_threshold = _run_backward(*inputs, PassOptions(*options))
+    if grad_threshold is None:
+        grad_threshold = query.new_zeros((), dtype=wide_dtype(query.dtype))
+    return *grads, grad_threshold
 
 
 @_backward_operator.register_fake

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .compiled import native
 from .tensors import NAMESPACE, is_dispatched, is_traced
 
+_PLAIN = (Tensor, nn.Parameter)
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code on a CPU costs more than it saves
 
 
@@ -35,21 +36,23 @@ def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
     if is_traced():  # graphs fuse norms by themselves
         return False
-    if states.device.type == "cpu":
+    device, width = states.device, states.shape[-1]
+    if device.type == "cpu":
         is_known = native is not None and states.dtype in native.DTYPES and native.is_available()
         is_known = is_known and states.numel() >= FEWEST_NUMBERS
-    elif states.device.type == "cuda":
+    elif device.type == "cuda":
         from .triton_norms import can_take  # only where there is a GPU: triton takes long to import
 
         is_known = can_take(states)
     else:
         return False
     # whatever else there is, PyTorch takes or refuses it
-    shapes = states.shape[-1:], (1,)
-    fitting = (vector is None or vector.shape in shapes[:number] for vector, number in ((gain, 2), (gate, 1)))
-    tensors = [tensor for tensor in (states, gain, gate) if tensor is not None]
-    are_plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device == states.device for tensor in tensors)
-    return is_known and all(fitting) and are_plain
+    is_known = is_known and type(states) in _PLAIN
+    if gain is not None:
+        is_known = is_known and type(gain) in _PLAIN and gain.device == device and gain.shape in ((width,), (1,))
+    if gate is not None:
+        is_known = is_known and type(gate) in _PLAIN and gate.device == device and gate.shape == (width,)
+    return is_known
 
 
 def _code_for(states: Tensor) -> ModuleType:
@@ -61,21 +64,20 @@ def _code_for(states: Tensor) -> ModuleType:
 
 
 def _wide(gain: Tensor | None, states: Tensor) -> Tensor | None:
-    return None if gain is None else gain.expand(states.shape[-1])
+    return gain if gain is None or gain.shape == states.shape[-1:] else gain.expand(states.shape[-1])
 
 
 def _run_forward(states, gain, gate, eps, is_mean) -> Tensor:
     return _code_for(states).norm_forward(states, _wide(gain, states), gate, eps, is_mean)
 
 
-def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, g and w; those of vectors that are not there are empty, as an operator returns tensors."""
+def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, g and w."""
     inputs = (grad_output.to(states.dtype), states, _wide(gain, states), gate)
-    grads = _code_for(states).norm_backward(*inputs, eps, is_mean)
-    grads = [states.new_empty(0) if grad is None else grad for grad in grads]
-    if gain is not None and gain.shape != grads[1].shape:
-        grads[1] = grads[1].sum().view(1)
-    return tuple(grads)
+    grad_states, grad_gain, grad_gate = _code_for(states).norm_backward(*inputs, eps, is_mean)
+    if gain is not None and gain.shape != grad_gain.shape:
+        grad_gain = grad_gain.sum().view(1)
+    return grad_states, grad_gain, grad_gate
 
 
 _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
@@ -83,12 +85,17 @@ _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
 _forward_operator = torch.library.custom_op(
     f"{NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
 )
-_backward_operator = torch.library.custom_op(
+
+
+@torch.library.custom_op(
     f"{NAMESPACE}::norm_backward",
-    _run_backward,
     mutates_args=(),
     schema=f"(Tensor grad_output, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
+def _backward_operator(grad_output, states, *options) -> tuple[Tensor, ...]:
+    """As an operator returns tensors, those of vectors that are not there are empty."""
+    grads = _run_backward(grad_output, states, *options)
+    return tuple(states.new_empty(0) if grad is None else grad for grad in grads)
 
 
 class _Norm(torch.autograd.Function):

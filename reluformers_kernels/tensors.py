@@ -33,7 +33,8 @@ def compute_dtype(states: Tensor) -> torch.dtype:
 
 def empty_heads_inside(states: Tensor) -> Tensor:
     """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
-    return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    _, heads, length, width = states.shape
+    return states.new_empty_strided(states.shape, (length * heads * width, width, heads * width, 1))
 
 
 def in_one_dtype(*states: Tensor) -> list[Tensor]:
@@ -45,7 +46,7 @@ def in_one_dtype(*states: Tensor) -> list[Tensor]:
         for other in states[1:]:
             if other.dtype != dtype:  # asked, as dispatching the question takes longer
                 dtype = torch.promote_types(dtype, other.dtype)
-    return [tensor.to(dtype) for tensor in states]
+    return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in states]
 
 
 def is_traced() -> bool:

@@ -24,6 +24,7 @@ from .activations import PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
+from .triton_start import start
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,6 @@ LARGE_MEMORY = 200 * 2**10  # bytes of shared memory that the first tiles are fo
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = (16, 16, 4, 1)
 SHORT = 256
-MOST_KEPT = 256  # compiled kernels that are started past triton's own look-up, which takes longer than a short call
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,13 +97,17 @@ def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
 
 @torch.compiler.assume_constant_result
 def _runs_kernels(device: torch.device) -> bool:
+    return _is_usable(device)  # a compiler that met the cache would trace past it
+
+
+@functools.cache
+def _is_usable(device: torch.device) -> bool:
     """Whether there is triton, and a GPU that its kernels are for."""
     if triton is None or device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and _compiles(device)
 
 
-@functools.cache
 def _compiles(device: torch.device) -> bool:
     """Whether triton, which calls a C compiler for every kernel, gets one to run there."""
     try:
@@ -150,7 +154,7 @@ def triton_backward(
     key: Tensor,
     value: Tensor,
     options: PassOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     r"""Gradients of `triton_forward`.
 
         dV_j = Σ_i r_i D_ij w_ij dO_i,  dW_ij = r_i D_ij dO_i·v_j + dt_i + du_i (1 + log w_ij),  dS = dW ⊙ φ'(S),
@@ -164,7 +168,7 @@ def triton_backward(
         options: those of the forward pass.
 
     Returns:
-        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
+        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], None
         where θ is a number; for θ of rows [batch, heads, query_len].
     """
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
@@ -183,7 +187,7 @@ def triton_backward(
     grad_rows = None if threshold is None else _empty_rows(query)
     _launch("queries", options, (*states, grad_query), [*row_grads, grad_rows], numbers, not waits)
     if threshold is None:
-        return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
+        return grad_query, grad_key, grad_value, None
     if threshold.dim() < 3:
         grad_rows = grad_rows.sum()
     return grad_query, grad_key, grad_value, grad_rows / -kept_share
@@ -232,7 +236,7 @@ def _launch(
         return
     key_padding_mask, first_keys, last_keys = options.key_padding_mask, options.first_keys, options.last_keys
     if key_padding_mask is not None:
-        key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
+        key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous()
     bound_batches = max([1 if part is None else len(part) for part in (first_keys, last_keys)])
     if first_keys is not None:
         first_keys = first_keys.clamp(-1, key_len).to(torch.int32).expand(bound_batches, -1).contiguous()
@@ -242,62 +246,23 @@ def _launch(
     if threshold is not None and threshold.dim() == 3:
         threshold, row_thresholds = None, threshold
     of_thresholds = (0, 0, 0) if row_thresholds is None else row_thresholds.expand(query.shape[:3]).stride()
-    row_batches = 1 if row_factors is None else len(row_factors)
+    row_batches = 1
     if row_factors is not None:
-        row_factors = row_factors.contiguous()
+        row_batches, row_factors = len(row_factors), row_factors.contiguous()
     dropped = _dropped_bytes(options)
     seed = options.seed if dropped > 0 else None
     strides = [stride for part in states for stride in part.stride()[:3]]
-    tensors = [*rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds]
+    tensors = (*states, *rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds)
     # beyond these bounds all or nothing is seen
     offset = min(max(options.causal_offset or 0, -query_len), key_len)
-    sizes = (key_heads, query_len * group, key_len, offset, row_batches, bound_batches, dropped)
-    floats = [float(number) for number in (options.threshold, *numbers)]  # a 1 that is none would be compiled in
+    # a 1 that has no point would be compiled in
+    others = (*of_thresholds, float(options.threshold), *map(float, numbers))
+    others += (key_heads, query_len * group, key_len, offset, row_batches, bound_batches, dropped)
     queries, keys, warps, stages = tile_of(name, query.dtype, head_dim, max(query_len, key_len), query.device)
     constants = (options.activation, options.causal_offset is not None, is_affine, FLOAT32_PRECISION)
     constants += (group, head_dim, _padded(head_dim), queries, keys)
     tiles = -(-key_len // keys) if name == "keys" else -(-query_len * group // queries)
-    programs = tiles * batch * key_heads
-    arguments = (*states, *strides, *tensors, *of_thresholds, *floats, *sizes, *constants)
-    if IS_INTERPRETED:
-        KERNELS[name][(programs,)](*arguments)
-    elif query.device.index == torch.cuda.current_device():
-        _start(name, programs, arguments, tensors, states, strides, (*constants, warps, stages))
-    else:
-        with torch.cuda.device_of(query):
-            _start(name, programs, arguments, tensors, states, strides, (*constants, warps, stages))
-
-
-_kept: dict[tuple, object] = {}  # compiled kernels, by all that they were compiled for
-
-
-def _start(name, programs, arguments, tensors, states, strides, constants) -> None:
-    """Start a kernel; the same as `kernel[(programs,)](…)`, which takes apart all arguments at each call."""
-    bits = 0
-    for number in strides:
-        bits |= number
-    pointers = [None if part is None else part.data_ptr() for part in (*states, *tensors)]
-    for pointer in pointers:
-        bits |= pointer or 0
-    dtypes = [None if part is None else part.dtype for part in tensors]
-    # what triton looks at besides: whether a pointer or stride is a multiple of 16, and a number needs 64 bits
-    is_kept = bits & 15 == 0 and max(strides) < 2**31
-    key = (name, states[0].device.index, states[0].dtype, *constants, *dtypes)
-    compiled = _kept.get(key) if is_kept else None
-    if compiled is None:
-        *_, warps, stages = constants
-        compiled = KERNELS[name][(programs,)](*arguments, num_warps=warps, num_stages=stages)
-        if is_kept:
-            if len(_kept) >= MOST_KEPT:
-                _kept.clear()
-            _kept[key] = compiled
-        return
-    of_states = len(states)
-    others = arguments[of_states + len(strides) + len(tensors) :]
-    arguments = (*pointers[:of_states], *strides, *pointers[of_states:], *others)
-    stream = triton.runtime.driver.active.get_current_stream(states[0].device.index)
-    handles = (compiled.function, compiled.packed_metadata, None, None, None)  # no hooks of profilers
-    compiled.run(programs, 1, 1, stream, *handles, *arguments)
+    start(KERNELS[name], tiles * batch * key_heads, tensors, strides, others, constants, warps, stages)
 
 
 def _padded(head_dim: int) -> int:

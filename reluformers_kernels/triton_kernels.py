@@ -6,11 +6,11 @@ Four kernels: the output and the thresholds by which rows sum to 1 by tiles of q
 by tiles of keys, gradients of queries by tiles of queries. No two programs write to one place, so nothing is added
 atomically. Scores never leave the registers.
 
-All take tensors [batch, heads, length, head_dim], then the first three strides of each (the last is 1), then float32
-[batch, heads, positions] or None for each row statistic; r [batch or 1, positions], the key mask [batch, key_len], and
-first and last keys int32 [bound_batches, positions] as dense rows, or None; θ of rows with its strides t0 to t2. They
-come one by one, as triton's launcher walks over each tuple. `heads` are those of keys, and `query_len` counts the rows
-of queries of one of these: GROUP heads of queries share it, whose rows stand side by side.
+All take tensors [batch, heads, length, head_dim]; float32 [batch, heads, positions] or None for each row statistic; r
+[batch or 1, positions], the key mask [batch, key_len], and first and last keys int32 [bound_batches, positions] as
+dense rows, or None; θ of rows. The first three strides of the first tensors follow (their last is 1), and those of θ,
+t0 to t2. They come one by one, as triton's launcher walks over each tuple. `heads` are those of keys, and `query_len`
+counts the rows of queries of one of these: GROUP heads of queries share it, whose rows stand side by side.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from .triton_functions import (
 @jit
 def forward_kernel(
     query, key, value, output,
-    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2,
     row_sums, weighted_logs, nonzeros,
-    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, t0, t1, t2,
     threshold, scale, output_scale,
     heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
@@ -123,9 +123,9 @@ def forward_kernel(
 @jit
 def threshold_kernel(
     query, key,
-    q0, q1, q2, k0, k1, k2,
     found,
-    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds,
+    q0, q1, q2, k0, k1, k2, t0, t1, t2,
     threshold, scale,
     heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
@@ -185,9 +185,9 @@ def threshold_kernel(
 @jit
 def key_kernel(
     query, key, value, grad_output, grad_key, grad_value,
-    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2, y0, y1, y2,
     row_sum_grads, weighted_log_grads,
-    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2, y0, y1, y2, t0, t1, t2,
     threshold, scale, kept_share, grad_scale, value_scale,
     heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
@@ -270,9 +270,9 @@ def key_kernel(
 @jit
 def query_kernel(
     query, key, value, grad_output, grad_query,
-    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2,
     row_sum_grads, weighted_log_grads, grad_rows,
-    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds, t0, t1, t2,
+    row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds,
+    q0, q1, q2, k0, k1, k2, v0, v1, v2, o0, o1, o2, x0, x1, x2, t0, t1, t2,
     threshold, scale, kept_share, grad_scale, value_scale,
     heads, query_len, key_len, causal_offset, row_batches, bound_batches, drop_below,
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,

@@ -10,12 +10,14 @@ gradients of g and w, so that a repeated step gives the same bits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .triton_functions import tl, triton
+from .triton_start import start
 
 WIDEST = 8192  # numbers of a row, which one program holds in registers
 PROGRAMS = 512  # of a backward pass, some four for each multiprocessor of a large GPU
@@ -51,17 +53,16 @@ def _scaled(x, eps, IS_MEAN: tl.constexpr, WIDTH: tl.constexpr):
 @jit
 def norm_forward_kernel(
     states, gain, gate, output, row_number, eps,
-    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
-    STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     is_inside = (rows < row_number)[:, None] & (columns < WIDTH)[None]
     x = _loaded(states, rows, columns, is_inside, WIDTH)
     factor, _ = _scaled(x, eps, IS_MEAN, WIDTH)
     y = x * factor
-    if HAS_GAIN:
+    if gain is not None:
         y *= tl.load(gain + columns * STEP, mask=columns < WIDTH, other=0.0).to(tl.float32)[None]
-    if HAS_GATE:
+    if gate is not None:
         y *= tl.sigmoid(tl.load(gate + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None] * x)
     places = rows[:, None].to(tl.int64) * WIDTH + columns[None]
     tl.store(output + places, y.to(output.dtype.element_ty), mask=is_inside)
@@ -69,16 +70,15 @@ def norm_forward_kernel(
 
 @jit
 def norm_backward_kernel(
-    grad_output, states, gain, gate, grad_states, grad_gain, grad_gate, row_number, eps,
-    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
-    STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad_output, states, gain, gate, grad_states, sums, row_number, eps,
+    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program, programs, columns = tl.program_id(0), tl.num_programs(0), tl.arange(0, COLUMNS)
     is_column = columns < WIDTH
     g, w = tl.full([COLUMNS], 1.0, tl.float32), tl.full([COLUMNS], 1.0, tl.float32)
-    if HAS_GAIN:
+    if gain is not None:
         g = tl.load(gain + columns * STEP, mask=is_column, other=0.0).to(tl.float32)
-    if HAS_GATE:
+    if gate is not None:
         w = tl.load(gate + columns, mask=is_column, other=0.0).to(tl.float32)
     sum_gain, sum_gate = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     for block in range(program, tl.cdiv(row_number, ROWS), programs):
@@ -88,10 +88,10 @@ def norm_backward_kernel(
         grad = _loaded(grad_output, rows, columns, is_inside, WIDTH)
         factor, slope = _scaled(x, eps, IS_MEAN, WIDTH)
         direct = tl.zeros([ROWS, COLUMNS], tl.float32)
-        if HAS_GAIN:
+        if gain is not None:
             of_gain = grad * x * factor
             grad *= g[None]
-            if HAS_GATE:
+            if gate is not None:
                 is_open = tl.sigmoid(w[None] * x)
                 of_gate = of_gain * g[None] * is_open * (1.0 - is_open)
                 sum_gate += tl.sum(of_gate * x, axis=0)
@@ -103,10 +103,11 @@ def norm_backward_kernel(
         result = grad * factor + direct - x * share
         places = rows[:, None].to(tl.int64) * WIDTH + columns[None]
         tl.store(grad_states + places, result.to(grad_states.dtype.element_ty), mask=is_inside)
-    if HAS_GAIN:
-        tl.store(grad_gain + program * WIDTH + columns, sum_gain, mask=is_column)
-    if HAS_GATE:
-        tl.store(grad_gate + program * WIDTH + columns, sum_gate, mask=is_column)
+    if gain is not None:
+        tl.store(sums + program * WIDTH + columns, sum_gain, mask=is_column)
+        sums += programs * WIDTH
+    if gate is not None:
+        tl.store(sums + program * WIDTH + columns, sum_gate, mask=is_column)
 
 
 def can_take(states: Tensor) -> bool:
@@ -115,40 +116,48 @@ def can_take(states: Tensor) -> bool:
     return is_taken and states.numel() > 0 and triton is not None
 
 
-def _options(states: Tensor, gain: Tensor | None, gate: Tensor | None, is_mean: bool) -> dict:
-    width = states.shape[-1]
+@functools.lru_cache
+def _constants(width: int, numbers: int, is_mean: bool, step: int) -> tuple[int, ...]:
     columns = triton.next_power_of_2(width)
-    return {
-        **{"WIDTH": width, "IS_MEAN": is_mean, "HAS_GAIN": gain is not None, "HAS_GATE": gate is not None},
-        # of a gain that all columns share
-        **{"STEP": 0 if gain is None else gain.stride(0), "ROWS": max(1, NUMBERS // columns), "COLUMNS": columns},
-    }
+    return width, is_mean, step, max(1, numbers // columns), columns
+
+
+def _prepared(states: Tensor, gain: Tensor | None, is_mean: bool) -> tuple[Tensor, int, tuple[int, ...]]:
+    """Rows side by side, their number, and the constants of the kernels."""
+    width = states.shape[-1]
+    step = 1 if gain is None else gain.stride(0)  # 0 of a gain that all columns share
+    return states.contiguous(), states.numel() // width, _constants(width, NUMBERS, is_mean, step)
 
 
 def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
     """y [..., width] of x [..., width], in x's dtype, with gain g and gate w [width] or None."""
-    states, options = states.contiguous(), _options(states, gain, gate, is_mean)
-    output, rows = torch.empty_like(states), states.numel() // states.shape[-1]
-    vectors = [states if gain is None else gain, states if gate is None else gate.contiguous()]
-    grid = (triton.cdiv(rows, options["ROWS"]),)
-    norm_forward_kernel[grid](states, *vectors, output, rows, eps, **options)
+    states, rows, constants = _prepared(states, gain, is_mean)
+    output = torch.empty_like(states)
+    gate = None if gate is None else gate.contiguous()
+    start(norm_forward_kernel, -(-rows // constants[-2]), (states, gain, gate, output), (), (rows, eps), constants)
     return output
 
 
 def norm_backward(
     grad_output: Tensor, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, and float32 of g and w, or None where there is none."""
-    states, options = states.contiguous(), _options(states, gain, gate, is_mean)
-    grad_states, rows = torch.empty_like(states), states.numel() // states.shape[-1]
-    programs = min(PROGRAMS, triton.cdiv(rows, options["ROWS"]))
-    vectors = [states if gain is None else gain, states if gate is None else gate.contiguous()]
-    sums = [
-        None if vector is None else states.new_empty(programs, states.shape[-1], dtype=torch.float32)
-        for vector in (gain, gate)
-    ]
-    of_vectors = [states if total is None else total for total in sums]
-    norm_backward_kernel[(programs,)](
-        grad_output.contiguous(), states, *vectors, grad_states, *of_vectors, rows, eps, **options
-    )
-    return grad_states, *(None if total is None else total.sum(0) for total in sums)
+    """Gradients of x, g and w, or None where there is none; float32 [1] of a gain that all columns share."""
+    states, rows, constants = _prepared(states, gain, is_mean)
+    width, _, step, rows_at_once, _ = constants
+    programs = min(PROGRAMS, -(-rows // rows_at_once))
+    grad_states, sums, of_gain, of_gate = torch.empty_like(states), None, None, None
+    number = (gain is not None) + (gate is not None)
+    if number:  # of each program: gain, then gate
+        sums = states.new_empty((number, programs, width), dtype=torch.float32)
+    gate = None if gate is None else gate.contiguous()
+    tensors = (grad_output.contiguous(), states, gain, gate, grad_states, sums)
+    start(norm_backward_kernel, programs, tensors, (), (rows, eps), constants)
+    if number == 1 and step == 0:
+        return grad_states, sums.sum().view(1), None
+    if sums is not None:
+        totals = sums.sum(1)
+        if step and (gain is None or gate is None or gain.dtype == gate.dtype):
+            totals = totals.to((gate if gain is None else gain).dtype)  # of both at once
+        of_gain = None if gain is None else totals[0]
+        of_gate = None if gate is None else totals[-1]
+    return grad_states, of_gain, of_gate

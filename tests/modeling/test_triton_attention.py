@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
-from reluformers_kernels import triton_attention
+from reluformers_kernels import triton_attention, triton_start
 from reluformers_kernels.computation import choose_computation
 from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
 
@@ -45,11 +45,13 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(triton_attention, "_compiles", lambda device: True)
+    triton_attention._is_usable.cache_clear()
 
     def make(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> MagicMock:
         return MagicMock(shape=(2, 3, 4, head_dim), dtype=dtype, device=torch.device("cuda", 0))
 
-    return make
+    yield make
+    triton_attention._is_usable.cache_clear()
 
 
 def computation_of(query, value=None, activation: str = "relu") -> str:
@@ -65,6 +67,7 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(hopper(dtype=torch.float64)) == "blocks"
     assert computation_of(torch.empty(2, 3, 4, 64)) in ("native", "blocks")  # whether compiled code is installed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    triton_attention._is_usable.cache_clear()
     assert computation_of(hopper()) == "blocks"
 
 
@@ -74,9 +77,7 @@ def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
-    triton_attention._compiles.cache_clear()
     assert [computation_of(hopper()) for _ in range(2)] == ["blocks"] * 2
-    triton_attention._compiles.cache_clear()
     assert caplog.text.count("triton compiles nothing here") == 1
 
 
@@ -128,8 +129,8 @@ class StartedKernel:
 def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
     calls = []
     kernel = StartedKernel(calls)
-    monkeypatch.setattr(triton_attention, "_kept", {})
-    monkeypatch.setattr(triton_attention, "MOST_KEPT", 2)
+    monkeypatch.setattr(triton_start, "_kept", {})
+    monkeypatch.setattr(triton_start, "MOST_KEPT", 2)
     monkeypatch.setitem(triton_attention.KERNELS, "forward", kernel)
     monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: 227 * 1024)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are
@@ -153,7 +154,7 @@ def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
         triton_forward(narrow, key, value, options)
     assert len(kernel.compiled) == 4
     triton_forward(query, key, value, options._replace(activation="gelu"))
-    assert len(triton_attention._kept) == 1
+    assert len(triton_start._kept) == 1
 
 
 def test_without_triton_blocks_do_it(hopper, monkeypatch):
@@ -194,7 +195,7 @@ def compile_for_hopper(monkeypatch, tmp_path):
     def compile_call(name: str, tile: tuple[int, int, int, int], states: tuple[Tensor, ...], **options):
         kernel = CompilingKernel(written[name])
         monkeypatch.setattr(triton_attention, "tile_of", lambda *_: tile)
-        monkeypatch.setattr(triton_attention, "_kept", {})
+        monkeypatch.setattr(triton_start, "_kept", {})
         kernels = {**{other: MagicMock() for other in TILES}, name: kernel}
         monkeypatch.setattr(triton_attention, "KERNELS", kernels)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are

@@ -26,10 +26,11 @@ def test_norms_and_gradients(kind, dtype, shape, monkeypatch):
         states[..., 0, :] = 0
     gain, gate = (torch.randn(shape[-1], device=DEVICE) if there else None for there in (has_gain, has_gate))
     if kind == "one scale":
-        gain = gain[:1].expand_as(gain)
+        gain = gain[:1]
     grad_output = torch.randn(shape, device=DEVICE).to(dtype)
-    output = triton_norms.norm_forward(states, gain, gate, 1e-6, is_mean)
-    grads = triton_norms.norm_backward(grad_output, states, gain, gate, 1e-6, is_mean)
+    vectors = (None if gain is None else gain.expand(shape[-1]), gate)
+    output = triton_norms.norm_forward(states, *vectors, 1e-6, is_mean)
+    grads = triton_norms.norm_backward(grad_output, states, *vectors, 1e-6, is_mean)
     wide = [None if part is None else part.double().requires_grad_() for part in (states, gain, gate)]
     expected = _plain_norm(*wide, 1e-6, is_mean)
     wanted = torch.autograd.grad(expected, [part for part in wide if part is not None], grad_output.double())
