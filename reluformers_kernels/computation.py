@@ -9,6 +9,7 @@ from .activations import ACTIVATIONS, POWER
 from .compiled import native
 from .tensors import compute_dtype
 
+LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
 
 
@@ -20,12 +21,15 @@ def choose_computation(
     dropout: float = 0.0,
     needed_statistics: str = "none",
     may_write_out: bool = False,
+    hides_keys: bool = False,
 ) -> str | None:
     """The fastest exact way to compute this attention; nothing else decides on it.
 
     Args:
         query, value, activation, dropout, needed_statistics: of the call, in one dtype.
         may_write_out: whether the caller can keep every weight instead.
+        hides_keys: whether there is a padding mask or a bound, which are operations of their own where the one row of
+            weights is written out.
 
     Returns:
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
@@ -37,19 +41,25 @@ def choose_computation(
     if activation not in (*ACTIVATIONS, POWER):
         return None
     if query.shape[2] == 1 and dropout == 0 and needed_statistics == "none":
-        return "single_query"
+        # a GPU waits for the start of each operation; but a kernel takes all keys of a head one tile after another
+        is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
+        return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
     # asked first: the rule for few keys below is of processors without compiled code
     if _is_native(query, value, activation):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype
     if may_write_out and is_short:
         return None
-    if query.device.type == "cuda":
-        from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
+    return "triton" if _is_triton(query, value, activation) else "blocks"
 
-        if can_take(query, value, activation):
-            return "triton"
-    return "blocks"
+
+def _is_triton(query: Tensor, value: Tensor, activation: str) -> bool:
+    """Whether kernels are there for this GPU and these shapes."""
+    if query.device.type != "cuda":
+        return False
+    from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
+
+    return can_take(query, value, activation)
 
 
 def _is_native(query: Tensor, value: Tensor, activation: str) -> bool:

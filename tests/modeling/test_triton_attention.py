@@ -47,8 +47,8 @@ def hopper(monkeypatch):
     monkeypatch.setattr(triton_attention, "_compiles", lambda device: True)
     triton_attention._is_usable.cache_clear()
 
-    def make(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> MagicMock:
-        return MagicMock(shape=(2, 3, 4, head_dim), dtype=dtype, device=torch.device("cuda", 0))
+    def make(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16, queries: int = 4) -> MagicMock:
+        return MagicMock(shape=(2, 3, queries, head_dim), dtype=dtype, device=torch.device("cuda", 0))
 
     yield make
     triton_attention._is_usable.cache_clear()
@@ -65,6 +65,9 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(hopper(), hopper(65)) == "blocks"
     assert computation_of(hopper(257)) == "blocks"
     assert computation_of(hopper(dtype=torch.float64)) == "blocks"
+    assert computation_of(hopper(queries=1)) == "single_query"
+    assert choose_computation(hopper(queries=1), hopper(), "relu", hides_keys=True) == "triton"
+    assert choose_computation(hopper(queries=1), hopper(queries=2049), "relu", hides_keys=True) == "single_query"
     assert computation_of(torch.empty(2, 3, 4, 64)) in ("native", "blocks")  # whether compiled code is installed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     triton_attention._is_usable.cache_clear()
