@@ -1,33 +1,10 @@
 """Dropping the pairs that a translation model should not learn from."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
 from .tokenization import ROWS_PER_BLOCK, token_lengths
-
-
-@dataclass(frozen=True)
-class CleaningReport:
-    """Pairs before and after `clean`, those dropped for each fault, the first one of a row, and the limits."""
-
-    rows: int
-    kept: int
-    empty: int
-    too_long: int
-    length_ratio: int
-    max_tokens: int | None = None
-    max_length_ratio: float | None = None
-
-    def __str__(self) -> str:
-        dropped = [f"{self.empty:,} with an empty side"]
-        if self.max_tokens is not None:
-            dropped.append(f"{self.too_long:,} over {self.max_tokens} tokens")
-        if self.max_length_ratio is not None:
-            dropped.append(f"{self.length_ratio:,} over length ratio {self.max_length_ratio:g}")
-        return f"kept {self.kept:,} of {self.rows:,} pairs; dropped {', '.join(dropped)}"
 
 
 def clean(
@@ -36,7 +13,7 @@ def clean(
     max_tokens: int | None = None,
     max_length_ratio: float | None = None,
     may_be_empty: bool = False,
-) -> tuple[Dataset, CleaningReport]:
+) -> tuple[Dataset, str]:
     """Drop pairs that are empty, too long or of too unequal lengths.
 
     Empty is judged on the text, lengths are counted in tokens with the closing `</s>`: run it after `tokenize_pairs`.
@@ -48,7 +25,8 @@ def clean(
         may_be_empty: Whether it is right that no row is left, as of a part of a bigger set.
 
     Returns:
-        The rows that are kept, in their order, and the counts.
+        The rows that are kept, in their order, and a line with the number of those dropped for each fault, the first
+        one of a row.
 
     Raises:
         ValueError: If no row is left, unless `may_be_empty`.
@@ -59,16 +37,13 @@ def clean(
     too_long = ~empty & (longer > (max_tokens or np.inf))
     unequal = ~empty & ~too_long & (longer > (max_length_ratio or np.inf) * np.maximum(shorter, 1))
     keep = ~(empty | too_long | unequal)
-    report = CleaningReport(
-        rows=len(dataset),
-        kept=int(keep.sum()),
-        empty=int(empty.sum()),
-        too_long=int(too_long.sum()),
-        length_ratio=int(unequal.sum()),
-        max_tokens=max_tokens,
-        max_length_ratio=max_length_ratio,
-    )
-    if not report.kept and not may_be_empty:
+    dropped = [f"{empty.sum():,} with an empty side"]
+    if max_tokens is not None:
+        dropped.append(f"{too_long.sum():,} over {max_tokens} tokens")
+    if max_length_ratio is not None:
+        dropped.append(f"{unequal.sum():,} over length ratio {max_length_ratio:g}")
+    report = f"kept {keep.sum():,} of {len(keep):,} pairs; dropped {', '.join(dropped)}"
+    if not keep.any() and not may_be_empty:
         raise ValueError(
             f"cleaning leaves no pair: {report}; check the data, data.max_length and data.max_length_ratio"
         )

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,9 +35,6 @@ class Search:
         penalty: what α means: hf divides by len^α, wu by ((5 + len)/6)^α, as the papers do.
         early_stopping: when a beam search ends, as in transformers; never in the papers.
         min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
-
-    Raises:
-        ValueError: a number is too small, or α is not finite.
     """
 
     num_beams: int = 5
@@ -46,13 +42,6 @@ class Search:
     penalty: Literal["hf", "wu"] = "hf"
     early_stopping: bool | Literal["never"] = False
     min_new_tokens: int = 0
-
-    def __post_init__(self):
-        if self.num_beams < 1 or self.min_new_tokens < 0 or not isfinite(self.length_penalty):
-            raise ValueError(
-                f"num_beams is {self.num_beams}, min_new_tokens {self.min_new_tokens} and length_penalty "
-                f"{self.length_penalty}, but they must be at least 1, at least 0 and finite"
-            )
 
     def generation_options(self) -> dict[str, Any]:
         """What `generate` and a `GenerationConfig` need of it, all but the penalty."""

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
-from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import atomic_write, check_output_files
@@ -68,14 +67,10 @@ class TranslationScoring(ScoringOptions, Search):
 
     def __post_init__(self):
         super().__post_init__()
-        Search.__post_init__(self)
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
         if self.source_lang is None or self.target_lang is None:
             raise ValueError("the model's folder does not say its languages: give --source_lang en --target_lang de")
-        check_at_least(self, max_tokens=1, document_tokens=1)
-        if (self.document_tokens is None) != (self.document_column is None):
-            raise ValueError("--document_tokens joins the sentences of a --document_column: give both or neither")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
         check_output_files(self.output, self.predictions, inputs=self.files)
 

@@ -13,11 +13,11 @@ from typing import Any, TextIO
 
 from transformers import PreTrainedModel
 
-from reluformers.files import check_text, decode_lines, iterate_lines
+from reluformers.files import decode_lines, iterate_lines
 from reluformers.modeling.pipeline_translation import TOKENIZING, TranslationPipeline, most_positions
 
 from .decoding import translate
-from .rows import read_rows
+from .rows import read_rows, read_text
 from .tokenization import Tokenizers
 
 BLOCK_LINES = 2000  # held and sorted by length together
@@ -141,8 +141,7 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
         yield from iterate_lines(source)
     else:
         for number, row in enumerate(read_rows(source), start=1):
-            sentences = row["translation"] if isinstance(row.get("translation"), dict) else row
-            yield check_text(sentences.get(column), column, f"{source}, row {number}")
+            yield read_text(row, column, f"{source}, row {number}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Sentence pairs from the Hub or from local files, checked before anything is trained on them."""
+"""Sentence pairs from the Hub or from local files."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,8 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, List, TranslationVariableLanguages, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
 from reluformers.data.sources import (
     check_file,
@@ -23,7 +22,6 @@ from reluformers.data.sources import (
 from reluformers.files import iterate_lines
 
 from .rows import row_pairs
-from .tokenization import ROWS_PER_BLOCK
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 _PAIRS = {"source": Value("string"), "target": Value("string")}
@@ -42,10 +40,9 @@ def load_translation_split(
     """Load one split of a translation corpus.
 
     Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns
-    named like the languages; of a dict with the lists "language" and "translation" the rows with both languages
-    are taken. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and pairs of plain
-    text files with a sentence per line. In .tsv files quotation marks are ordinary characters. A sentence is text to
-    the letter, be it `007` or `NA`; JSON that is no string is refused.
+    named like the languages. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and
+    pairs of plain text files with a sentence per line. In .tsv files quotation marks are ordinary characters. A
+    sentence is text to the letter, be it `007` or `NA`; JSON that is no string is refused.
 
     Args:
         source: One of
@@ -65,7 +62,7 @@ def load_translation_split(
         Rows with "source" and "target", both str, and "document" if asked for.
 
     Raises:
-        ValueError: If files, columns, languages or sentences are missing or unreadable; names file and row.
+        ValueError: If files, columns, languages or, but in Parquet, sentences are missing or unreadable.
     """
     columns = {"translation_column": translation_column, "document_column": document_column}
     rows, lay_out = _open(source, split, (source_lang, target_lang), columns)
@@ -87,7 +84,7 @@ def stream_translation_split(
 
     Returns:
         Rows as they lie in the files, each file of them a shard, and what makes of some of them rows with "source" and
-        "target", both str; it raises ValueError for rows without them.
+        "target", both str.
 
     Raises:
         ValueError: If files are missing, or a slice of the split is asked for.
@@ -125,13 +122,7 @@ def _open(
 
     def lay_out(rows: Dataset) -> Dataset:
         with naming(place):
-            pairs = rows if is_read else _find_columns(rows, languages, **columns)
-            if not len(pairs):
-                raise ValueError(f"there are no rows in split {split!r}")
-            for side in ("source", "target"):
-                if not _is_text(pairs, side):
-                    raise ValueError(f"the {side} of a row is missing, no text or not in UTF-8")
-        return pairs
+            return rows if is_read else _find_columns(rows, languages, **columns)
 
     return rows, lay_out
 
@@ -164,18 +155,12 @@ def _format(path: str | os.PathLike) -> str:
 
 
 def _check_files(files: list | dict) -> list[str] | dict[str, str]:
-    """Check that the files of a split are there, hold something and are of one kind."""
+    """Check that the files of a split are there, and that a pair of text files are two."""
     if isinstance(files, dict) and set(files) == {"source", "target"}:
         files = {side: check_file(path) for side, path in files.items()}
         if os.path.samefile(files["source"], files["target"]):
             raise ValueError(f"{files['target']}: is the file of both source and target; name two")
         return files
-    kinds = {_format(path) for path in files}
-    if len(kinds) != 1 or not kinds <= set(FORMATS):
-        raise ValueError(
-            f"{', '.join(map(str, files))}: a split has files of one kind, {', '.join(FORMATS)}, or two text files "
-            "given as source: and target:"
-        )
     return [check_file(path) for path in files]
 
 
@@ -204,10 +189,8 @@ def _find_columns(
 ) -> Dataset:
     """Lay the sentences into columns "source", "target" and, if asked for, "document"."""
     kept = [] if document_column is None else [document_column]
-    if lists_languages := _lists_languages(dataset.features.get(translation_column)):
-        dataset = _pick_languages(dataset, translation_column, languages, kept)
     names = [*languages, *kept]
-    if translation_column in dataset.column_names and not lists_languages:
+    if translation_column in dataset.column_names:
         dataset = dataset.select_columns([translation_column, *kept]).flatten()
         names[:2] = [f"{translation_column}.{language}" for language in languages]
     if missing := [name for name in names if name not in dataset.column_names]:
@@ -216,35 +199,3 @@ def _find_columns(
     return dataset.select_columns(names).rename_columns(
         dict(zip(names, ["source", "target", "document"], strict=False))
     )
-
-
-def _lists_languages(feature: Any) -> bool:
-    """Whether rows are {"language": […], "translation": […]}: any number of languages, as `datasets` has them."""
-    if isinstance(feature, TranslationVariableLanguages):
-        return True
-    return isinstance(feature, dict) and all(isinstance(feature.get(key), List) for key in ("language", "translation"))
-
-
-def _pick_languages(dataset: Dataset, column: str, languages: tuple[str, str], kept: list[str]) -> Dataset:
-    """Two languages as columns, of the rows that have both."""
-
-    def pick(batch: dict[str, list]) -> dict[str, list]:
-        cells = [dict(zip(cell["language"], cell["translation"], strict=True)) for cell in batch[column]]
-        rows = [row for row, cell in enumerate(cells) if all(cell.get(language) for language in languages)]
-        picked = {language: [cells[row][language] for row in rows] for language in languages}
-        return picked | {name: [batch[name][row] for row in rows] for name in kept}
-
-    return dataset.select_columns([column, *kept]).map(pick, batched=True, remove_columns=[column])
-
-
-def _is_text(dataset: Dataset, column: str) -> bool:
-    if getattr(dataset.features[column], "dtype", None) not in ("string", "large_string"):
-        return False
-    for block in dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK):
-        try:
-            block[column].validate(full=True)
-        except pa.ArrowInvalid:  # bytes that are not UTF-8
-            return False
-        if block[column].null_count:
-            return False
-    return True

@@ -91,18 +91,12 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
 
     Returns:
         The rows whose source is not among those taken, and those taken, both in their order.
-
-    Raises:
-        ValueError: nothing would be left to train on.
     """
     sources = rows["source"][:]
     whole = [row for row, pair in enumerate(zip(sources, rows["target"], strict=True)) if all(map(str.strip, pair))]
-    count_left = len(whole) - count
-    drawn = np.random.default_rng(seed).permutation(whole)[:count] if count_left > 0 else []
+    drawn = np.random.default_rng(seed).permutation(whole)[:count]
     taken = {sources[row] for row in drawn}
     left = [row for row, source in enumerate(sources) if source not in taken]
-    if count_left <= 0 or not left:
-        raise ValueError(f"data.held_out is {count}, which leaves nothing of {len(whole)} pairs to train on")
     return rows.select(left), rows.select(sorted(drawn))
 
 
@@ -252,8 +246,6 @@ def _start_model(
     """The model that the recipe starts from; what it is never to generate stays so, the search is the recipe's."""
     # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
     count = recipe.calibration_rows if checkpoint is None else 0
-    if count and isinstance(prepared.train, PairStream):
-        raise ValueError("data.streaming cannot calibrate, as a stream has no length: set model.calibration_rows=0")
     collate = PairCollator(prepared.tokenizers[0].pad_token_id)
     batches = spread_batches(prepared.train, count, collate, _CALIBRATION_BATCH) if count else []
     model = start_model(**recipe.start_options, batches=batches, report=report)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 from transformers.trainer_utils import IntervalStrategy
 
-from reluformers.data.checked_fields import check_at_least
 from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe
 
@@ -20,7 +19,7 @@ class TokenizerSection:
     """Which tokenizer.
 
     Args:
-        path: folder or Hub id of a tokenizer to use; None trains one on the training set.
+        path: folder or Hub id of a tokenizer to use; None trains one on the training set, by the keys below.
         vocab_size: number of tokens of a trained one.
         shared: one tokenizer for both sides; False trains one for each.
         min_frequency: a trained merge must occur that often.
@@ -37,16 +36,6 @@ class TokenizerSection:
     byte_fallback: bool = False
     max_digits: int | None = None
     source_normalization: Literal["nfc", "nfkc"] = "nfc"
-
-    def __post_init__(self):
-        check_at_least(self, vocab_size=1, min_frequency=0, max_digits=1)
-        trained = {"byte_fallback": self.byte_fallback, "max_digits": self.max_digits}
-        trained["source_normalization"] = self.source_normalization == "nfkc"
-        unused = [name for name, value in trained.items() if value and self.path is not None]
-        if trained["source_normalization"] and self.shared:
-            unused.append("source_normalization")
-        if unused:
-            raise ValueError(f"tokenizer.{unused[0]} is of a tokenizer that is trained, the last of the source alone")
 
 
 @dataclass
@@ -96,17 +85,8 @@ class TranslationDataSection:
     num_proc: int | None = None
 
     def __post_init__(self):
-        counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
-        check_at_least(self, **counts, held_out=1, held_out_seed=0)
         if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
-        if (self.document_tokens is None) != (self.document_column is None) or (
-            self.streaming and self.document_tokens
-        ):
-            raise ValueError("data.document_tokens and data.document_column go together, and not with data.streaming")
-        for name, source in self.sources().items():
-            if not source or (self.path is not None and not isinstance(source, str)):
-                raise ValueError(f"data.{name} is {source!r}, but must name a file, or with data.path a split")
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
@@ -129,10 +109,6 @@ class DecodingSection(Search):
     """
 
     max_new_tokens: int = 256
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, max_new_tokens=1)
 
 
 @dataclass

@@ -30,7 +30,7 @@ def row_pairs(
         stamps: what else tells these files from others of that name, for caches.
 
     Yields:
-        "source", "target" and, if asked for, "document", all str; of dicts that list their languages those with both.
+        "source", "target" and, if asked for, "document", all str.
 
     Raises:
         ValueError: a row cannot be read, or a sentence of it is no text; names file, row and column.
@@ -39,21 +39,18 @@ def row_pairs(
     for path in files:
         for number, row in enumerate(read_rows(path), start=1):
             place = f"{path}, row {number}"
-            sentences = row.get(translation_column, row)
-            if not isinstance(sentences, dict):
-                raise ValueError(f"{place}: {translation_column!r} holds {sentences!r:.60}, not a dict of sentences")
-            if sentences is not row and isinstance(sentences.get("language"), list):
-                sentences = dict(zip(sentences["language"], sentences["translation"], strict=True))
-                if not all(sentences.get(language) for language in languages):
-                    continue
-            if missing := [language for language in languages if language not in sentences]:
-                raise ValueError(f"{place}: lacks {missing[0]!r}; found {', '.join(map(repr, sentences))}")
-            pair = {side: check_text(sentences[language], language, place) for side, language in columns.items()}
+            pair = {side: read_text(row, key, place, translation_column) for side, key in columns.items()}
             if document_column is not None:
                 document = row.get(document_column)
                 document = str(document) if type(document) is int else document
                 pair["document"] = check_text(document, document_column, place)
             yield pair
+
+
+def read_text(row: dict[str, Any], key: str, place: str, translation_column: str = "translation") -> str:
+    """The text of a row under a key, there or in its dict of sentences; a ValueError that names the place if none."""
+    sentences = row[translation_column] if isinstance(row.get(translation_column), dict) else row
+    return check_text(sentences.get(key), key, place)
 
 
 def read_rows(path: str) -> Iterator[dict[str, Any]]:
@@ -66,22 +63,18 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
     if not name.endswith((".csv", ".tsv")):
         yield from _json_rows(path)
         return
-    lines = iterate_lines(path, keep_ends=name.endswith(".csv"))
-    reader = csv.reader(lines, strict=True)
     # in .tsv files quotation marks are ordinary characters
-    tabs = ((number, line.split("\t")) for number, line in enumerate(lines, start=1) if line)
-    records = tabs if name.endswith(".tsv") else ((reader.line_num, fields) for fields in reader if fields)
-    header: list[str] = []
+    form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if name.endswith(".tsv") else {"strict": True}
+    reader = csv.reader(iterate_lines(path, keep_ends=name.endswith(".csv")), **form)
+    records = filter(None, reader)
     try:
-        for number, fields in records:
-            if not header:
-                header = fields
-            elif len(fields) != len(header) or len(set(header)) < len(header):
-                raise ValueError(f"{path}, line {number}: {len(fields)} fields for the columns {header}")
-            else:
-                yield dict(zip(header, fields, strict=True))
+        header = next(records, [])
+        for fields in records:
+            if len(fields) != len(header) or len(set(header)) < len(header):
+                raise ValueError(f"{path}, line {reader.line_num}: {len(fields)} fields for the columns {header}")
+            yield dict(zip(header, fields, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+        raise ValueError(f"{path}, line {reader.line_num}: not a table ({error})") from error
 
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:

@@ -1,34 +1,22 @@
 """Learning-rate schedules of the papers that transformers' `get_scheduler` lacks."""
 
-from functools import partial
-
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-SCHEDULES = ("noam", "warmup_then_plateau")
-# what lr_scheduler_kwargs may hold
-SCHEDULE_OPTIONS = {"noam": (), "warmup_then_plateau": ("factor", "patience", "min_lr")}
 
+def get_noam_schedule(optimizer: Optimizer, *, d_model: int, warmup_steps: int) -> LambdaLR:
+    r"""Schedule by which update t, from 1, has the optimizer's learning rate times
 
-def noam_factor(step: int, *, d_model: int, warmup_steps: int) -> float:
-    r"""Factor of the learning rate before update `step` + 1.
-
-    d_model^(−½) · min(t^(−½), t · w^(−3/2)) with t = step + 1
+    d_model^(−½) · min(t^(−½), t · w^(−3/2))
 
     Args:
-        step: updates done so far.
+        optimizer: its learning rate is the factor in front.
         d_model: width of the model.
-        warmup_steps: w, in updates; the factor peaks at t = w with (d_model · w)^(−½).
+        warmup_steps: w, in updates; the rate peaks at t = w with (d_model · w)^(−½).
 
     Source: Vaswani et al. 2017, eq. 3; ReLA's released code, with learning rate 1 and w = 4,000.
     """
-    updates = step + 1
-    return d_model**-0.5 * min(updates**-0.5, updates * warmup_steps**-1.5)
-
-
-def get_noam_schedule(optimizer: Optimizer, *, d_model: int, warmup_steps: int) -> LambdaLR:
-    """Schedule whose learning rate is the optimizer's one times `noam_factor`."""
-    return LambdaLR(optimizer, partial(noam_factor, d_model=d_model, warmup_steps=warmup_steps))
+    return LambdaLR(optimizer, lambda done: d_model**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup_steps**-1.5))
 
 
 class WarmupThenPlateau(LRScheduler):
@@ -50,18 +38,9 @@ class WarmupThenPlateau(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        warmup_steps: int,
-        factor: float = 0.8,
-        patience: int = 3,
-        min_lr: float = 1e-5,
+        self, optimizer: Optimizer, *, warmup_steps: int, factor: float = 0.8, patience: int = 3, min_lr: float = 1e-5
     ):
-        self.warmup_steps = warmup_steps
-        self.factor = factor
-        self.patience = patience
-        self.min_lr = min_lr
+        self.warmup_steps, self.factor, self.patience, self.min_lr = warmup_steps, factor, patience, min_lr
         self.scores: list[float] = []
         self.reductions = 0
         super().__init__(optimizer)

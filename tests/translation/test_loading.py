@@ -154,17 +154,17 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
         ("x.jsonl", b"", ["x.jsonl", "no data"]),
         ("x.jsonl", b"\n \n", ["x.jsonl", "no data"]),
         ("x.csv", b"en,de\n", ["x.csv", "no data"]),
-        ("x.jsonl", jsonl([{"translation": {"en": "a", "fr": "b"}}]), ["x.jsonl", "'de'", "'fr'"]),
+        ("x.jsonl", jsonl([{"translation": {"en": "a", "fr": "b"}}]), ["x.jsonl", "row 1", "'de'"]),
         ("x.jsonl", jsonl(translations([("a", "b"), ("a", None)])), ["x.jsonl", "row 2", "'de' holds None"]),
         ("x.jsonl", jsonl([*translations(), {"other": 1}]), ["x.jsonl", "row 4", "'en'"]),
-        ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), ["x.jsonl", "row 4", "holds 'a', not a dict"]),
+        ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), ["x.jsonl", "row 4", "'en'"]),
         ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *FLAT_TRANSLATIONS]), ["x.jsonl", "row 1", "'en'"]),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', ["x.jsonl, line 4", "not JSON"]),
         ("x.json", b'[{"en": "a"},\n', ["x.json", "line 1", "not JSON"]),
         ("x.jsonl", jsonl(FLAT) + '{"de": "ü", "en": "u"}'.encode("latin-1"), ["x.jsonl, line 4", "not UTF-8"]),
         ("x.csv", CSV + b"\xfc,u\n", ["x.csv, line 5", "not UTF-8"]),
         ("x.csv", b"en,de\na,b\na,b,c\n", ["x.csv", "line 3"]),
-        ("x.docx", b"text", ["x.docx", ".jsonl"]),
+        ("x.docx", b"text", ["x.docx", "not JSON"]),
     ],
 )
 def test_faults_of_files_are_named(tmp_path, name, content, parts):
@@ -180,13 +180,6 @@ def test_damaged_archive_and_parquet_are_named(tmp_path):
     assert "arquet" in fault(str(tmp_path / "x.parquet"))
 
 
-def test_parquet_bytes_that_are_no_text_are_named(tmp_path):
-    raw = pa.array([b"good", b"b\xe4d"])
-    table = pa.table({"en": pa.Array.from_buffers(pa.string(), 2, raw.buffers()), "de": ["gut", "schlecht"]})
-    pq.write_table(table, tmp_path / "x.parquet")
-    assert "the source of a row" in fault(str(tmp_path / "x.parquet"))
-
-
 def test_missing_places_are_named(tmp_path):
     path = write(tmp_path / "train.jsonl", jsonl(translations()))
     assert "absent.jsonl: no such file" in fault(str(tmp_path / "absent.jsonl"))
@@ -195,37 +188,8 @@ def test_missing_places_are_named(tmp_path):
     assert "some/where" in fault("some/where")
     assert "both 'en'" in fault(path, target_lang="en")
     fault({"train": {"source": path}})
-    assert "b.csv" in fault([path, write(tmp_path / "b.csv", CSV)])
-    assert "b.csv" in fault([write(tmp_path / "a.tsv", TSV), str(tmp_path / "b.csv")])
     write(tmp_path / "train.csv", CSV)
     assert "train.csv, train.jsonl" in fault(tmp_path)
-
-
-TALKS = [(["de", "en", "gl"], ["eine Katze", "a cat", "un gato"]), (["en"], ["a dog"]), (["en", "de"], ["NA", "null"])]
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_rows_of_any_number_of_languages(tmp_path, ending):
-    """One of the Hub's forms: those rows count that have both sides."""
-    rows = [
-        {"talk": number, "translations": {"language": languages, "translation": texts}}
-        for number, (languages, texts) in enumerate(TALKS)
-    ]
-    path = tmp_path / f"talks.{ending}"
-    if ending == "jsonl":
-        path.write_bytes(jsonl(rows))
-    else:
-        feature = datasets.TranslationVariableLanguages(languages=["de", "en", "gl"])
-        features = datasets.Features({"talk": datasets.Value("int64"), "translations": feature})
-        plain = [{**row, "translations": dict(zip(*row["translations"].values(), strict=True))} for row in rows]
-        datasets.Dataset.from_dict(
-            {"talk": [row["talk"] for row in plain], "translations": [row["translations"] for row in plain]}, features
-        ).to_parquet(path)
-    options = {"translation_column": "translations"}
-    assert pairs_of(load(str(path), **options)) == [("a cat", "eine Katze"), ("NA", "null")]
-    assert pairs_of(load(str(path), target_lang="gl", **options)) == [("a cat", "un gato")]
-    assert list(map(int, load(str(path), document_column="talk", **options)["document"])) == [0, 2]
-    assert "talks" in fault(str(path), target_lang="fr", **options)
 
 
 def test_hub_features_of_translation_sets():
