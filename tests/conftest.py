@@ -28,6 +28,13 @@ def fixed_seeds():
     set_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    """Seed what several tests share too, which is made before `fixed_seeds` and would follow from earlier tests."""
+    if fixturedef.scope != "function":
+        set_seed(0)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Training, validation and test pairs of the toy language."""
