@@ -49,7 +49,7 @@ def test_translation_models(translators, tmp_path, capsys):
     assert set(marian) - {"row_sum.right", "entropy.right"} <= set(ours)
     assert {site: len(layers) for site, layers in ours["zeros"].items()} == {"encoder": 1, "decoder": 2, "cross": 2}
     assert len(marian["zeros"]["encoder"][0]["heads"]) == 4
-    assert {"null_rate.shuffled", "ffn_anisotropy", "null_rate.variance"} <= set(ours)
+    assert {"null_rate.shuffled", "null_rate.variance"} <= set(ours)
     assert marian["row_sum"]["cross"][0]["overall"] == pytest.approx(1)
     assert all(layer["overall"] == 0 for layer in marian["null_rate"]["cross"])
 

@@ -21,7 +21,6 @@ _BY_LAYER = {
     "row_sum": "sum of a row",
     "sink": "share of the first key",
     "head_diversity": "divergence of heads, nats",
-    "ffn_variance_ratio": "variance ratio of FFN",
 }
 _IN_TABLE = 6
 

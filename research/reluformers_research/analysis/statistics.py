@@ -6,26 +6,21 @@ weight are left out. Every statistic is given for each site and layer, over all 
 compares heads, for each of them.
 """
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from reluformers.evaluation.attention_report import count_rows, sums_by_head
 
-from .observation import FeedForwardRows, Observed, Rows, Statistic
+from .observation import Rows
 
-ATTENTION_PERCENTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-SLOT_PERCENTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-TEMPERATURES = (1.0, 0.5, 0.25, 0.1)
 LARGEST_POWER = 12  # rows of 2^12 keys and more are counted together
 
 
-@dataclass
-class LayerValue:
+class LayerValue(TypedDict):
     """A statistic of one layer.
 
     Args:
@@ -34,46 +29,41 @@ class LayerValue:
     """
 
     overall: float | None
-    heads: list[float | None] = field(default_factory=list)
+    heads: list[float | None]
 
 
-class SumStatistic(Statistic):
-    """Values of sums over rows, whose memory does not grow with the data."""
+class Statistic(ABC):
+    """What is measured in a pass: sums over rows, whose memory does not grow with the data."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[Tensor]] = {}
 
-    def parts(self, observed: Observed) -> dict[str, list[Any]]:
-        """Site → what is counted of each layer."""
-        return observed.attention
-
     @abstractmethod
-    def count(self, part: Any) -> Tensor | None:
+    def count(self, rows: Rows) -> Tensor | None:
         """Sums over the rows of one batch, float64 [heads, sums], or [1, sums]; None where nothing can be counted."""
 
     @abstractmethod
     def values(self, sums: Tensor) -> dict[str, Tensor]:
         """Name → value [...] of sums [..., sums]; NaN where there was nothing to measure."""
 
-    def update(self, observed: Observed) -> None:
-        """Add the sums of one batch."""
-        for site, parts in self.parts(observed).items():
-            counts = [self.count(part) for part in parts]
+    def update(self, sites: Mapping[str, Sequence[Rows]]) -> None:
+        """Add the sums of one batch, of the rows of each layer by site."""
+        for site, layers in sites.items():
+            counts = [self.count(rows) for rows in layers]
             if all(count is not None for count in counts):
                 before = self.sums.get(site, [torch.zeros(())] * len(counts))
                 self.sums[site] = [old + count for old, count in zip(before, counts, strict=True)]
 
-    def result(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """Name → site → `LayerValue` of each layer as a dict."""
-        results: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    def result(self) -> dict[str, dict[str, list[LayerValue]]]:
+        """Name → site → value of each layer, without what was measured nowhere, such as lengths that do not occur."""
+        results: dict[str, dict[str, list[LayerValue]]] = {}
         for site, layers in self.sums.items():
             for sums in layers:
                 overall, heads = self.values(sums.sum(0)), self.values(sums)
                 for name, value in overall.items():
                     by_head = heads[name].tolist() if len(sums) > 1 else []
-                    layer = LayerValue(_known(value.item()), [_known(number) for number in by_head])
-                    results.setdefault(name, {}).setdefault(site, []).append(asdict(layer))
-        # what was measured nowhere, such as lengths that do not occur, is left out
+                    layer = {"overall": _known(value.item()), "heads": [_known(number) for number in by_head]}
+                    results.setdefault(name, {}).setdefault(site, []).append(layer)
         return {
             name: sites
             for name, sites in results.items()
@@ -81,7 +71,7 @@ class SumStatistic(Statistic):
         }
 
 
-class RowStatistic(SumStatistic):
+class RowStatistic(Statistic):
     r"""How sparse, empty and spread out rows are.
 
     zeros      Σ_ij [s_ij = 0] / Σ_i n_i, in [0, 1]: sparsity rate (ReLA §5.2, fig. 3; ReLUFormer §4.2)
@@ -90,9 +80,9 @@ class RowStatistic(SumStatistic):
     row_sum    mean of Σ_i over all rows: 1 for softmax, else any number (ReLUFormer eq. 7 pulls it to 1)
     """
 
-    def count(self, part: Rows) -> Tensor:
+    def count(self, rows: Rows) -> Tensor:
         """See `count_rows`."""
-        return count_rows(part)
+        return count_rows(rows)
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
         """The four of them."""
@@ -113,25 +103,25 @@ class NullRate(RowStatistic):
         return {"null_rate": super().values(sums)["null_rate"]}
 
 
-class Sink(SumStatistic):
+class Sink(Statistic):
     """sink: mean of p_i1, the share of the first visible key, over rows that see others too; in [0, 1].
 
     Heads that have nothing to attend to park their weight there where rows must sum to 1 (Xiao et al. 2024, §3); a
     null row needs no such place, and has no share.
     """
 
-    def count(self, part: Rows) -> Tensor:
+    def count(self, rows: Rows) -> Tensor:
         """Rows, and shares of their first key."""
-        first = part.visible.float().argmax(-1, keepdim=True).expand(*part.row_sums.shape, 1)
-        counted = part.spread & (part.key_counts > 1)
-        return sums_by_head(counted, part.shares.gather(-1, first).squeeze(-1) * counted)
+        first = rows.visible.float().argmax(-1, keepdim=True).expand(*rows.row_sums.shape, 1)
+        counted = rows.spread & (rows.key_counts > 1)
+        return sums_by_head(counted, rows.shares.gather(-1, first).squeeze(-1) * counted)
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
         """The mean share."""
         return {"sink": sums[..., 1] / sums[..., 0]}
 
 
-class RightAndWrong(SumStatistic):
+class RightAndWrong(Statistic):
     """Rows at places where the model, given the reference so far, is right, and where it is wrong.
 
     NAME.right, NAME.wrong   `row_sum` and `entropy` of `RowStatistic` over the rows of such places
@@ -141,15 +131,15 @@ class RightAndWrong(SumStatistic):
     rivals up where softmax has to choose; ours, no paper's.
     """
 
-    def count(self, part: Rows) -> Tensor | None:
+    def count(self, rows: Rows) -> Tensor | None:
         """Rows, row sums, rows with an entropy and entropies, of right and of wrong places."""
-        if part.correct is None:
+        if rows.correct is None:
             return None
         sums = []
-        for chosen in (part.correct, ~part.correct):
-            spread = part.spread & chosen
-            rows = part.real & chosen
-            sums.append(sums_by_head(rows, part.row_sums * rows, spread, part.entropies * spread))
+        for chosen in (rows.correct, ~rows.correct):
+            spread = rows.spread & chosen
+            counted = rows.real & chosen
+            sums.append(sums_by_head(counted, rows.row_sums * counted, spread, rows.entropies * spread))
         return torch.cat(sums, dim=-1)
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
@@ -161,7 +151,7 @@ class RightAndWrong(SumStatistic):
         return values
 
 
-class OutputVariance(SumStatistic):
+class OutputVariance(Statistic):
     r"""output_variance.N: variance of the components of o_i = Σ_j s_ij v_j over rows with N ≤ n_i < 2N; at least 0.
 
     By Theorem 4.1 of ReLUFormer, relu scores and values that are independent N(0, 1) give o the variance n/2, which
@@ -169,16 +159,14 @@ class OutputVariance(SumStatistic):
     exclusive one loses its own value.
     """
 
-    needs = frozenset({"values"})
-
-    def count(self, part: Rows) -> Tensor | None:
+    def count(self, rows: Rows) -> Tensor | None:
         """Components, their sum and the sum of their squares, for each power of two."""
-        if part.values is None:
+        if rows.values is None:
             return None
         # on the CPU in float64: a variance is a small difference of large sums
-        output = part.weights.cpu().double() @ part.values.cpu().double()  # [batch, heads, query_len, head_dim]
-        powers = part.key_counts.clamp(min=1).log2().floor().long().clamp(max=LARGEST_POWER)
-        members = (_one_hot(powers, LARGEST_POWER + 1) & part.real.unsqueeze(-1)).cpu()
+        output = rows.weights.cpu().double() @ rows.values.cpu().double()  # [batch, heads, query_len, head_dim]
+        powers = rows.key_counts.clamp(min=1).log2().floor().long().clamp(max=LARGEST_POWER)
+        members = (_one_hot(powers, LARGEST_POWER + 1) & rows.real.unsqueeze(-1)).cpu()
         moments = (torch.full_like(output[..., 0], output.shape[-1]), output.sum(-1), output.square().sum(-1))
         # [heads, moments · powers]
         return torch.cat([(members * moment.unsqueeze(-1)).sum((0, 2)) for moment in moments], dim=-1)
@@ -190,129 +178,31 @@ class OutputVariance(SumStatistic):
         return {f"output_variance.{2**power}": variances[..., power] for power in range(LARGEST_POWER + 1)}
 
 
-class TopShare(SumStatistic):
-    r"""top_share.P: mean over rows of the sum of the ⌈n_i·P/100⌉ largest p_ij, in (0, 1] (ReLUFormer §3.4, §4.3, fig. 4).
-
-    Args:
-        percents: P, above 0 and at most 100.
-    """  # noqa: E501
-
-    name = "top_share"
-
-    def __init__(self, percents: Sequence[float] = ATTENTION_PERCENTS):
-        super().__init__()
-        self.percents = percents
-
-    def count(self, part: Rows) -> Tensor:
-        """Rows, and the sums of each percentage."""
-        tops = _top_shares(part.shares, part.key_counts, self.percents)
-        return sums_by_head(part.spread, tops * part.spread.unsqueeze(-1))
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """A mean for each percentage."""
-        return {
-            f"{self.name}.{percent:g}": sums[..., 1 + number] / sums[..., 0]
-            for number, percent in enumerate(self.percents)
-        }
-
-
-class HeadDiversity(SumStatistic):
+class HeadDiversity(Statistic):
     r"""How much the H heads of a layer disagree: a generalised Jensen–Shannon divergence (ReLA §5.2, fig. 5, table 6).
 
-    mean over queries i of H(1/H Σ_h q_ih) − 1/H Σ_h H(q_ih), in nats, 0 (equal) to log H (nothing in common)
+    head_diversity  mean over queries i of H(1/H Σ_h p_ih) − 1/H Σ_h H(p_ih), in nats, 0 (equal) to log H (nothing in
+                    common)
 
-    head_diversity     q_ih = p_ih, as for weights that sum to 1 anyway
-    head_diversity.τ   q_ih = softmax over the visible keys of s_ih^τ, as ReLA renormalises weights that do not; not
-                       measured where all rows sum to 1 anyway
-
-    q of a null row puts all its mass on a dummy key. Queries with a negative weight in any head are left out.
-
-    Args:
-        temperatures: τ.
+    p of a null row puts all its mass on a dummy key. Queries with a negative weight in any head are left out.
     """
 
-    def __init__(self, temperatures: Sequence[float] = TEMPERATURES):
-        super().__init__()
-        self.temperatures = temperatures
-
-    def count(self, part: Rows) -> Tensor:
-        """Queries; divergences of shares and for each τ; rows that do not sum to 1."""
-        counted = (part.null | part.spread).all(1, keepdim=True)  # [batch, 1, query_len]
-        shares = torch.cat([part.shares, part.null.unsqueeze(-1).float()], dim=-1)
-        divergences = [_divergence(shares)]
-        for temperature in self.temperatures:
-            scores = part.weights.clamp(min=0.0).pow(temperature).masked_fill(~part.visible, -torch.inf)
-            renormalised = scores.softmax(-1).masked_fill(part.null.unsqueeze(-1), 0.0)
-            divergences.append(_divergence(torch.cat([renormalised, part.null.unsqueeze(-1).float()], dim=-1)))
-        divergences = torch.stack(divergences, dim=-1).masked_fill(~counted.unsqueeze(-1), 0.0)
-        free = (part.real & ((part.row_sums - 1).abs() > 1e-2)).any(1, keepdim=True)
-        return sums_by_head(counted, divergences, free)
+    def count(self, rows: Rows) -> Tensor:
+        """Queries and divergences."""
+        counted = (rows.null | rows.spread).all(1, keepdim=True)  # [batch, 1, query_len]
+        shares = torch.cat([rows.shares, rows.null.unsqueeze(-1).float()], dim=-1)
+        mixed = torch.special.entr(shares.mean(1, keepdim=True)).sum(-1)
+        divergences = mixed - torch.special.entr(shares).sum(-1).mean(1, keepdim=True)
+        return sums_by_head(counted, divergences.masked_fill(~counted, 0.0))
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """The mean divergences."""
-        means = sums[..., 1:-1] / sums[..., :1]
-        renormalised = means[..., 1:].masked_fill(sums[..., -1:] == 0, torch.nan)
-        return {
-            "head_diversity": means[..., 0],
-            **{f"head_diversity.{value:g}": renormalised[..., place] for place, value in enumerate(self.temperatures)},
-        }
+        """The mean divergence."""
+        return {"head_diversity": sums[..., 1] / sums[..., 0]}
 
 
-class FeedForwardTopShare(TopShare):
-    r"""ffn_top_share.P: the same of the inner states a_t of feed-forward networks, Σ of the ⌈m·P/100⌉ largest of
-    a_tj / Σ_j a_tj over the m slots, mean over tokens, in (0, 1] (ReLUFormer §3.4, fig. 2).
-
-    Tokens with a negative inner state, as GELU and gated forms give them, are left out.
-
-    Args:
-        percents: P, above 0 and at most 100.
-    """
-
-    name = "ffn_top_share"
-    needs = frozenset({"feed_forward"})
-
-    def __init__(self, percents: Sequence[float] = SLOT_PERCENTS):
-        super().__init__(percents)
-
-    def parts(self, observed: Observed) -> dict[str, list[FeedForwardRows]]:
-        """The feed-forward networks."""
-        return observed.feed_forward
-
-    def count(self, part: FeedForwardRows) -> Tensor:
-        """Tokens, and the sums of each percentage."""
-        visible = torch.ones_like(part.inner, dtype=torch.bool)
-        return super().count(Rows.of(part.inner[None, None], visible[None], visible[None, :, 0]))
-
-
-class VarianceRatio(SumStatistic):
-    """ffn_variance_ratio: Var(output of the feed-forward network) / Var(residual it is added to), at least 0.
-
-    Variances over all components of all real tokens (ReLUFormer §3.2, table 1: softmax without a norm is drowned).
-    """
-
-    needs = frozenset({"feed_forward"})
-
-    def parts(self, observed: Observed) -> dict[str, list[FeedForwardRows]]:
-        """The feed-forward networks."""
-        return observed.feed_forward
-
-    def count(self, part: FeedForwardRows) -> Tensor:
-        """Components, and sums and sums of squares of both."""
-        states = torch.stack([part.output, part.residual]).flatten(1)
-        moments = torch.stack([states, states.square()]).cpu().double().sum(-1)  # [2 powers, 2 states]
-        return torch.cat([torch.tensor([states.shape[1]]).double(), moments.flatten()]).unsqueeze(0)
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """The ratio."""
-        means = sums[..., 1:] / sums[..., :1]
-        output, residual = (means[..., 2:] - means[..., :2].square()).unbind(-1)
-        return {"ffn_variance_ratio": output / residual}
-
-
-def all_statistics() -> list[SumStatistic]:
+def all_statistics() -> list[Statistic]:
     """One of each."""
-    kinds = (RowStatistic, Sink, RightAndWrong, OutputVariance, TopShare, HeadDiversity)
-    return [kind() for kind in (*kinds, FeedForwardTopShare, VarianceRatio)]
+    return [kind() for kind in (RowStatistic, Sink, RightAndWrong, OutputVariance, HeadDiversity)]
 
 
 def head_variance(heads: Sequence[float | None]) -> float | None:
@@ -327,21 +217,6 @@ def head_variance(heads: Sequence[float | None]) -> float | None:
 def _one_hot(classes: Tensor, number: int) -> Tensor:
     """bool [..., classes]."""
     return classes.unsqueeze(-1) == torch.arange(number, device=classes.device)
-
-
-def _top_shares(shares: Tensor, counts: Tensor, percents: Sequence[float]) -> Tensor:
-    """Sums of the largest shares [..., percents] of shares [..., key_len] with `counts` of visible keys [...]."""
-    sums = shares.sort(dim=-1, descending=True).values.cumsum(-1)
-    # rounded, as 5 % of 20 is 1.0000000000000002 in floats
-    sizes = torch.stack([(counts.cpu().double() * percent / 100).sub(1e-6).ceil() for percent in percents], dim=-1)
-    places = (sizes.long().to(shares.device) - 1).clamp(min=0)
-    return sums.gather(-1, places.expand(*sums.shape[:-1], -1))
-
-
-def _divergence(distributions: Tensor) -> Tensor:
-    """H(mean) − mean of H over the heads of [batch, heads, query_len, keys]: [batch, 1, query_len]."""
-    mixed = torch.special.entr(distributions.mean(1, keepdim=True)).sum(-1)
-    return mixed - torch.special.entr(distributions).sum(-1).mean(1, keepdim=True)
 
 
 def _known(value: float) -> float | None:

@@ -5,17 +5,14 @@ import math
 import pytest
 import torch
 
-from reluformers_research.analysis.observation import FeedForwardRows, Observed, Rows
+from reluformers_research.analysis.observation import Rows
 from reluformers_research.analysis.statistics import (
-    FeedForwardTopShare,
     HeadDiversity,
     NullRate,
     OutputVariance,
     RightAndWrong,
     RowStatistic,
     Sink,
-    TopShare,
-    VarianceRatio,
     all_statistics,
     head_variance,
 )
@@ -59,11 +56,10 @@ def entropy(shares) -> float:
     return -sum(p * math.log(p) for p in shares if p > 0)
 
 
-def measured(statistic, *parts, kind: str = "attention") -> dict:
+def measured(statistic, *batches) -> dict:
     """Name → the only layer, of several batches."""
-    for part in parts:
-        other = {"attention": {}, kind: {"encoder": [part]}}
-        statistic.update(Observed({}, **other))
+    for rows in batches:
+        statistic.update({"encoder": [rows]})
     return {name: sites["encoder"][0] for name, sites in statistic.result().items()}
 
 
@@ -144,21 +140,6 @@ def test_output_variance_beside_a_large_mean():
     assert variance["output_variance.4"]["overall"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_top_share():
-    percents = (10.0, 50.0, 100.0)
-
-    def naive(batches, heads):
-        found = [shares for *_, shares in over(batches, heads) if shares]
-        return {
-            f"top_share.{p:g}": mean(
-                sum(sorted(shares, reverse=True)[: math.ceil(len(shares) * p / 100)]) for shares in found
-            )
-            for p in percents
-        }
-
-    check(TopShare(percents), naive)
-
-
 def naive_divergence(distributions: list[list[float]]) -> float:
     mixed = [mean(column) for column in zip(*distributions, strict=True)]
     return entropy(mixed) - mean(map(entropy, distributions))
@@ -166,51 +147,14 @@ def naive_divergence(distributions: list[list[float]]) -> float:
 
 @pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.leaky_relu])
 def test_head_diversity(activation):
-    temperatures = (1.0, 0.25)
-    rows = random_rows(3, activation)
-    expected = {"head_diversity": [], "head_diversity.1": [], "head_diversity.0.25": []}
+    rows, expected = random_rows(3, activation), []
     for (_, _, _, first, shares), (_, _, _, second, others) in zip(each_row(rows, 0), each_row(rows, 1), strict=True):
-        heads = [(first, shares), (second, others)]
-        if any(min(weights) < 0 for weights, _ in heads):
+        if min(first) < 0 or min(second) < 0:
             continue
         dummy = [0.0] * len(first) + [1.0]
-        expected["head_diversity"].append(naive_divergence([[*p, 0.0] if p else dummy for _, p in heads]))
-        for temperature in temperatures:
-            renormalised = []
-            for weights, p in heads:
-                powers = [math.exp(w**temperature) for w in weights]
-                renormalised.append([*(x / sum(powers) for x in powers), 0.0] if p else dummy)
-            expected[f"head_diversity.{temperature:g}"].append(naive_divergence(renormalised))
-    results = measured(HeadDiversity(temperatures), rows)
-    assert {name: layer["overall"] for name, layer in results.items()} == pytest.approx(
-        {name: mean(values) for name, values in expected.items()}, rel=1e-5
-    )
-    assert all(layer["heads"] == [] for layer in results.values())
-
-
-def random_feed_forward(seed: int) -> FeedForwardRows:
-    generator = torch.Generator().manual_seed(seed)
-    inner, output, residual = (torch.randn(7, width, generator=generator) for width in (30, 4, 4))
-    inner[2] = 0.0
-    return FeedForwardRows(inner.relu(), output * 2 + 1, residual * 5 - 3)
-
-
-def test_feed_forward_top_share():
-    parts = [random_feed_forward(0), random_feed_forward(1)]
-    results = measured(FeedForwardTopShare((10.0, 50.0)), *parts, kind="feed_forward")
-    rows = [sorted(row.tolist(), reverse=True) for part in parts for row in part.inner if row.sum() > 0]
-    for percent in (10, 50):
-        expected = mean(sum(row[: 30 * percent // 100]) / sum(row) for row in rows)
-        assert results[f"ffn_top_share.{percent}"]["overall"] == pytest.approx(expected, rel=1e-5)
-        assert results[f"ffn_top_share.{percent}"]["heads"] == []
-
-
-def test_variance_ratio():
-    parts = [random_feed_forward(0), random_feed_forward(1)]
-    output, residual = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "residual"))
-    expected = (output.var(correction=0) / residual.var(correction=0)).item()
-    results = measured(VarianceRatio(), *parts, kind="feed_forward")
-    assert results["ffn_variance_ratio"]["overall"] == pytest.approx(expected, rel=1e-5)
+        expected.append(naive_divergence([[*p, 0.0] if p else dummy for p in (shares, others)]))
+    layer = measured(HeadDiversity(), rows)["head_diversity"]
+    assert layer == {"overall": pytest.approx(mean(expected), rel=1e-5), "heads": []}
 
 
 def test_what_nothing_was_seen_of_is_not_reported():
@@ -219,13 +163,7 @@ def test_what_nothing_was_seen_of_is_not_reported():
     results = {}
     for statistic in all_statistics():
         results |= measured(statistic, Rows.of(weights, visible, visible[..., 0]))
-    assert set(results) == {
-        "zeros",
-        "null_rate",
-        "row_sum",
-        "head_diversity",
-        *(f"head_diversity.{t}" for t in (1, 0.5, 0.25, 0.1)),
-    }
+    assert set(results) == {"zeros", "null_rate", "row_sum", "head_diversity"}
     assert results["null_rate"] == {"overall": 1.0, "heads": [1.0, 1.0]}
 
 
