@@ -89,7 +89,17 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         path: The file to write.
         content: What JSON can hold, and numbers of numpy.
     """
-    write_text(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def as_json(content: Any) -> Any:
+    """What JSON can hold of a content: numbers of numpy as Python's, NaN and infinities as None."""
+    if isinstance(content, Mapping):
+        return {name: as_json(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [as_json(value) for value in content]
+    value = content.item() if hasattr(content, "item") else content
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
@@ -244,15 +254,6 @@ def replace_directory(new: Path, target: Path) -> None:
         old.unlink()
     else:
         shutil.rmtree(old)
-
-
-def _as_json(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {name: _as_json(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_as_json(value) for value in content]
-    value = content.item() if hasattr(content, "item") else content
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _beside(target: Path) -> Path:

@@ -98,15 +98,6 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
     return options.pop("path"), options
 
 
-def check_files(data: Mapping[str, Any]) -> None:
-    """Check that the files that the data section of a recipe names are there, but for what is read out of a `path`."""
-    if data.get("path") is None:
-        for split in ("train", "validation", "test"):
-            if data.get(split) is not None:
-                for file in _files(data[split]):
-                    check_file(file)
-
-
 def _files(value: Any) -> list[Any]:
     """Files of a split: one, several, or one for each side."""
     if isinstance(value, dict):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,12 +54,6 @@ class ScoringOptions:
         if self.split is None:
             is_by_split = isinstance(self.data, dict) and "test" in self.data
             self.split = "test" if is_by_split else named_split(self.data, "test")
-
-    @classmethod
-    def own_fields(cls) -> dict[str, Any]:
-        """Name → default of the fields that are the task's own."""
-        common = {item.name for item in fields(ScoringOptions)}
-        return {item.name: item.default for item in fields(cls) if item.name not in common}
 
     @property
     def files(self) -> list[Any]:

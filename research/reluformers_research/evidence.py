@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .records import LOSS, RunRecord, load_records, mean_nats
+from .causal.scoring import mean_nats
+from .records import LOSS, RunRecord, load_records
 from .statistics import Difference, RankDifference, Run, SeedModel, row_draws
 from .tables import row_key
 from .tasks import task_named

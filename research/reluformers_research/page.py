@@ -11,35 +11,29 @@ from .report import HOLDS, NO_LEAD, OPEN, TableReport, Verdict
 from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "
-_BLOCK = re.compile(rf"({_BEGIN}(\S+) (\S+) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of table -->)", re.DOTALL)
+_BLOCK = re.compile(rf"(<!-- ((\w+)(?:: \S+ \S+)?) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of \3 -->)", re.DOTALL)
 _OUTCOMES = {HOLDS: "✓", "contradicted": "✗", NO_LEAD: "≈", OPEN: "?"}
 PAPERS, OURS, CAUSAL = "claims of papers", "questions of ours", "claims about causal models"
 
 
 def tables_in(text: str) -> list[tuple[str, str]]:
-    """(Name, setting) of the blocks of a page."""
-    return [(name, setting) for _, name, setting, _ in _BLOCK.findall(text)]
+    """(Name, setting) of the tables of a page."""
+    return [tuple(block.split()[1:]) for _, block, kind, _ in _BLOCK.findall(text) if kind == "table"]
 
 
-def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
-    """A page with the blocks between `<!-- table: NAME SETTING -->` and `<!-- end of table -->` written anew.
+def replace_blocks(text: str, blocks: Mapping[str, str]) -> str:
+    """A page with what stands between `<!-- NAME -->` and `<!-- end of … -->` written anew.
 
     Args:
         text: of the page.
-        tables: (name, setting) → Markdown, of all its blocks.
+        blocks: NAME, of a table "table: NAME SETTING" → Markdown.
 
     Raises:
-        ValueError: the page has a block that is not as above.
+        ValueError: the page has a table that is not as above.
     """
     if text.count(_BEGIN) != len(tables_in(text)):
         raise ValueError(f"a line with {_BEGIN!r} has no NAME SETTING --> behind it, or no end below it")
-    return _BLOCK.sub(lambda found: f"{found[1]}{tables[found[2], found[3]]}{found[4]}", text)
-
-
-def replace_block(text: str, name: str, content: str) -> str:
-    """A page with what stands between `<!-- NAME -->` and `<!-- end of NAME -->`, if it has that, written anew."""
-    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    return block.sub(lambda found: f"{found[1]}{content}{found[2]}", text)
+    return _BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}{found[4]}", text)
 
 
 def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:

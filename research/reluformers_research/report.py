@@ -18,7 +18,6 @@ from .tasks import Task, task_named
 
 HOLDS, OPEN, NO_LEAD = "holds", "open", "no lead that matters"
 REVERSED, DIFFERS = "contradicted: reversed", "contradicted: differs"
-CONTRADICTED = (REVERSED, DIFFERS)
 _FAILS = {">": NO_LEAD, ">=": REVERSED, "~": DIFFERS}
 # less than this share of the second row's value is called equal, of a statistic of the attention
 MEASURE_MARGIN = 0.1
@@ -49,11 +48,6 @@ class Runs:
     def is_begun(self) -> bool:
         """Whether one of its runs has ended, well or not."""
         return bool(self.records or self.diverged)
-
-    @property
-    def scores(self) -> list[float]:
-        """Score of each record."""
-        return [record.score for record in self.records]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch.nn import functional
 from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.batches import IGNORED_LABEL
 from reluformers.data.names import source_name
-from reluformers.data.sources import check_apart, check_files
+from reluformers.data.sources import check_apart
 from reluformers.errors import DivergenceError, run_main
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
@@ -31,7 +31,8 @@ from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 
-from .records import LOSS, UNITS, RunRecord, has_record
+from .causal.scoring import UNITS
+from .records import LOSS, RunRecord, has_record
 from .tables import public_sections
 from .tasks import Task, task_named
 
@@ -166,12 +167,11 @@ def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -
         places = {"data": {split: source}, "split": split, "data_config": None, "data_revision": None}
     else:
         places = {"data": data.path, "split": source, "data_config": data.name, "data_revision": data.revision}
-    usual = task.scorer.options_class.own_fields()
-    for name in job.evaluate:
-        if name not in usual:
-            raise ValueError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
     own = {**task.scorer.recipe_options(recipe), **job.evaluate}
-    return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
+    try:
+        return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
+    except TypeError as error:
+        raise ValueError(f"evaluate: {error}") from error
 
 
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
@@ -198,12 +198,13 @@ def check_job(job: Job) -> None:
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
-    check_files(job.recipe["data"])
     sources = recipe.data.sources()
-    if "test" not in sources:
-        raise ValueError("data.test is not given, but rows are compared on it: add data.test=…")
-    if "train" not in sources:
-        raise ValueError("data.train is not given; add data.train=FILE, or data.path=HUB_ID_OR_FOLDER")
+    for split in ("train", "test"):
+        if split not in sources:
+            raise ValueError(f"data.{split} is not given: add data.{split}=…")
+    for split in sources:
+        if None in _source(recipe, split).get("sha256", []):
+            raise ValueError(f"data.{split}: no such file")
     check_apart(recipe.data.path, sources)
     scoring_options(task, recipe, job)
 
@@ -216,8 +217,8 @@ def check_data(job: Job, record: RunRecord) -> None:
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
-    path, usual = Path(job.records) / job.name, task.scorer.options_class.own_fields()
-    if usual | record.evaluate != usual | job.evaluate:
+    path = Path(job.records) / job.name
+    if scoring_options(task, recipe, replace(job, evaluate=record.evaluate)) != scoring_options(task, recipe, job):
         raise ValueError(
             f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"
         )

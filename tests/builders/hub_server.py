@@ -300,13 +300,6 @@ class Handler(BaseHTTPRequestHandler):
         repo.tags[name] = repo.find(revision)
         return 200, {}, {}
 
-    def _branch_of(self, repo: Repo, repo_id: str, name: str, _path: str, body: bytes):
-        if self.command == "DELETE":
-            del repo.branches[name]
-        else:
-            repo.branches[name] = repo.branches["main"]
-        return 200, {}, {}
-
     def _refs_of(self, repo: Repo, repo_id: str, *_rest: str, body: bytes):
         kinds = {"branches": ("heads", repo.branches), "tags": ("tags", repo.tags)}
         listed = {

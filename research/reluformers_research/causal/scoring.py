@@ -18,7 +18,7 @@ from .models import GatedLlamaForCausalLM
 from .recipe import CausalRecipe
 from .rows import load_stream, load_tokenizer, windows
 
-_UNITS = 1_000_000  # counts are whole numbers: of nats, millionths
+UNITS = 1_000_000  # counts are whole numbers: of nats, millionths
 
 
 @dataclass(kw_only=True)
@@ -77,13 +77,13 @@ class CausalScorer(Scorer):
 
     def row_statistics(self, answers: Tensor) -> dict[str, np.ndarray]:
         """Millionths of nats and tokens."""
-        nats = (answers.double().sum(1) * _UNITS).round().long()
+        nats = (answers.double().sum(1) * UNITS).round().long()
         return {"loss": torch.stack([nats, torch.full_like(nats, answers.shape[1])], dim=1).numpy()}
 
     @staticmethod
     def scores_of_sums() -> dict[str, ScoreOfSums]:
         """The loss."""
-        return {"loss": lambda sums: float(sums[0] / sums[1] / _UNITS)}
+        return {"loss": mean_nats}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """None: see `CausalScoring`."""
@@ -93,16 +93,14 @@ class CausalScorer(Scorer):
         """Nothing beside the record."""
 
 
-def open_model(folder: Path) -> PreTrainedModel:
-    """A saved model of `models.build_model`.
+def mean_nats(sums: np.ndarray) -> float:
+    """Nats a token of sums of millionths of nats and tokens."""
+    return float(sums[0] / sums[1] / UNITS)
 
-    Raises:
-        ValueError: there is none.
-    """
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        is_gated = config.architectures == [GatedLlamaForCausalLM.__name__]
-        owner = GatedLlamaForCausalLM if is_gated else AutoModelForCausalLM
-        return owner.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: {error}") from error
+
+def open_model(folder: Path) -> PreTrainedModel:
+    """A saved model of `models.build_model`."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    is_gated = config.architectures == [GatedLlamaForCausalLM.__name__]
+    owner = GatedLlamaForCausalLM if is_gated else AutoModelForCausalLM
+    return owner.from_pretrained(folder, local_files_only=True)

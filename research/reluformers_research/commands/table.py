@@ -28,7 +28,7 @@ from reluformers.tasks import task_named
 from reluformers.training.recipe import override
 from reluformers_research.evidence import Evidence
 from reluformers_research.leads import Lead, find_leads, leads_table, plot_leads
-from reluformers_research.page import claims_table, counts, replace_block, replace_tables, tables_in
+from reluformers_research.page import claims_table, counts, replace_blocks, tables_in
 from reluformers_research.records import RunRecord, gather, load_records
 from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data, check_job
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
     parser.add_argument("--records", type=Path, help="folder of what is kept; OUTPUT_DIR/records by default")
     parser.add_argument("--show", action="store_true", help="run and submit nothing, show what has run")
-    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat FOLDER/RUN or FILE.json, and compare")
+    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat the run FOLDER/RUN, and compare")
     parser.add_argument(
         "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
     )
@@ -193,14 +193,11 @@ def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lea
     if not evidence:
         raise ValueError(f"{records}: holds no record of a run, and the pages would be emptied")
     names = dict.fromkeys(name for text in texts.values() for name in tables_in(text))
-    reports = {name: TableReport.of_records(Table.load(name[0]), name[1], evidence) for name in names}
-    tables = {name: report.markdown(explain=False) for name, report in reports.items()}
+    reports = [TableReport.of_records(Table.load(name), setting, evidence) for name, setting in names]
     leads = find_leads(evidence)
-    found = list(reports.values())
-    blocks = {"leads": leads_table(leads), "counts": counts(found), "claims": claims_table(found)}
+    blocks = {"leads": leads_table(leads), "counts": counts(reports), "claims": claims_table(reports)}
+    for (name, setting), report in zip(names, reports, strict=True):
+        blocks[f"table: {name} {setting}"] = report.markdown(explain=False)
     for page, text in texts.items():
-        text = replace_tables(text, tables)
-        for name, content in blocks.items():
-            text = replace_block(text, name, content)
-        write_text(page, text)
+        write_text(page, replace_blocks(text, blocks))
     return leads

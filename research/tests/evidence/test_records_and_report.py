@@ -1,20 +1,21 @@
 """Records of runs, and the tables and verdicts that follow from them."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers_research.causal.scoring import UNITS
 from reluformers_research.evidence import Evidence
-from reluformers_research.page import claims_table, counts, replace_block, replace_tables, tables_in
-from reluformers_research.records import LOSS, UNITS, RunRecord, gather, has_record, load_records
+from reluformers_research.page import claims_table, counts, replace_blocks, tables_in
+from reluformers_research.records import LOSS, RunRecord, gather, has_record, load_records
 from reluformers_research.report import (
     DIFFERS,
     HOLDS,
@@ -69,8 +70,6 @@ def save_run(
     loss=None,
     zeros=0.0,
     diverged=None,
-    checksum="1",
-    train="1",
 ):
     """A record of a run that was right in a share of the rows, and had a loss of 2 − that share, about."""
     recipe = table.recipe("small", table.rows[name], seed)
@@ -79,7 +78,7 @@ def save_run(
     whole = AttentionStatistics(zeros, 0.0, 1.0, 1.0, 10)
     evaluation = Evaluation(
         task=recipe.task,
-        data=ScoredData(split="test", source="c.parquet", rows=ROWS, unit="images", checksum=checksum),
+        data=ScoredData(split="test", source="c.parquet", rows=ROWS, unit="images", checksum="1"),
         scores={"accuracy": Score(float(hits.mean()))},
         attention=AttentionReport({}, whole),
         circumstances=Circumstances(torch="2", transformers="5", processor="a processor", commit="abc"),
@@ -90,7 +89,7 @@ def save_run(
         evaluation=None if diverged else evaluation,
         diverged=diverged,
         results={} if diverged else {"validation_loss": 2 - hits.mean() if loss is None else loss},
-        data={"train": {"name": "a.parquet", "sha256": [train]}},
+        data={"train": {"name": "a.parquet", "sha256": ["1"]}},
         counts={} if diverged else {"accuracy": rows},
     )
     record.save(folder)
@@ -111,7 +110,7 @@ def verdicts(report, measure="accuracy"):
 
 def test_a_record_comes_back_as_it_was(table, tmp_path):
     record = save_run(table, tmp_path, "one", 3, 0.8)
-    again = RunRecord.load(tmp_path / f"{record.name}.json")
+    again = RunRecord.load(tmp_path / f"{record.name}.parquet")
     assert again == record
     assert again.seed == 3
     rows = again.counts["accuracy"]
@@ -122,7 +121,7 @@ def test_a_record_comes_back_as_it_was(table, tmp_path):
     assert RunRecord.load(tmp_path / record.name).counts["accuracy"].tolist() == counts
 
 
-def read_gathered(folder) -> list[dict]:
+def read_rows(folder) -> list[dict]:
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
@@ -132,14 +131,12 @@ def test_gathered_records_are_those_that_were_written(table, tmp_path):
         record = save_run(table, files, "one", seed, 1 / 3)
     replace(record, name="words-1", translations=["Ein Hund.", "", "ä\x0bé"]).save(files)
     save_run(table, files, "two", 1, 0.8, diverged="nan")
-    values = {path.stem: json.loads(path.read_text()) for path in files.glob("*.json")}
     assert gather(files, folder) == 4
-    assert not list(folder.glob("*.json"))
-    for row in read_gathered(folder):
-        own = values[row["name"]]
-        for name in ("recipe", "evaluation", "data"):
-            assert json.loads(row[name] or "null") == own.get(name)
-        assert row["accuracy"] == (own["evaluation"]["scores"]["accuracy"]["value"] if "evaluation" in own else None)
+    assert [path.name for path in folder.iterdir()] == ["image_classification-00000.parquet"]
+    assert sorted(read_rows(folder), key=lambda row: row["name"]) == read_rows(files)
+    for row in read_rows(folder):
+        evaluation = json.loads(row["evaluation"] or "null")
+        assert row["accuracy"] == (evaluation and evaluation["scores"]["accuracy"]["value"])
     one_by_one, gathered = load_records(files), load_records(folder)
     assert gathered == one_by_one
     for first, second in zip(one_by_one, gathered, strict=True):
@@ -164,7 +161,7 @@ def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
     assert [record.seed for record in report_of(table, tmp_path / "gathered").runs["one"].records] == [1, 2, 3, 4]
     save_run(table, tmp_path / "files", "one", 4, 0.5)
     gather(tmp_path / "gathered", tmp_path / "gathered")
-    assert len(list((tmp_path / "gathered").glob("*.parquet"))) == 1
+    assert len(list((tmp_path / "gathered").glob("image*.parquet"))) == 1
     assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
 
 
@@ -203,8 +200,8 @@ def test_other_parquet_files_are_refused(table, tmp_path):
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=path.name):
         load_records(tmp_path)
-    with pytest.raises(ValueError, match=r"nowhere.json: no such file, and no record of that name"):
-        RunRecord.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="nowhere: no record of that name"):
+        RunRecord.load(tmp_path / "empty" / "nowhere")
 
 
 def test_the_loss_decides(table, tmp_path):
@@ -254,17 +251,20 @@ def test_a_row_of_failed_runs_is_judged_by_ranks(table, tmp_path):
 
 def test_a_damaged_record_is_named(table, tmp_path):
     record = save_run(table, tmp_path, "one", 1, 0.8)
-    path = tmp_path / f"{record.name}.json"
-    path.write_text(path.read_text()[:-30])
-    with pytest.raises(ValueError, match=f"{record.name}.json: cannot be read as a record"):
+    path = tmp_path / f"{record.name}.parquet"
+    whole = pq.read_table(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=f"{record.name}.parquet: cannot be read as records"):
         Evidence.load(tmp_path)
-    for recipe, message in (({}, "unknown task None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
-        path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
+    for changes, message in (
+        ({"recipe": "{}"}, "unknown task None"),
+        ({"recipe": json.dumps({"task": record.recipe["task"]})}, "lacks training.seed"),
+        ({"accuracy_counts": None}, "lacks the counts of accuracy"),
+        ({"format_version": 99}, "is a record of a newer"),
+    ):
+        pq.write_table(pa.Table.from_pylist([{**whole.to_pylist()[0], **changes}], whole.schema), path)
         with pytest.raises(ValueError, match=f"{record.name}: {message}"):
             Evidence.load(tmp_path)
-    path.write_text(json.dumps({"format_version": 99}))
-    with pytest.raises(ValueError, match="is no record of a run, or one of a newer"):
-        Evidence.load(tmp_path)
 
 
 def test_verdicts_follow_from_the_runs(table, tmp_path):
@@ -324,33 +324,29 @@ def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("part", "change", "message"),
     [
-        ({"evaluation.data.checksum": "2"}, "runs scored on different test sets|scored on different"),
-        ({"data.train.sha256": ["b"]}, "there are runs trained on different files"),
-        ({"evaluation.scores.accuracy.signature": "tok:none"}, "row one: there are runs with the signatures"),
+        (lambda record: vars(record.evaluation.data), {"checksum": "2"}, "runs scored on different test sets"),
+        (lambda record: record.data["train"], {"sha256": ["b"]}, "there are runs trained on different files"),
+        (
+            lambda record: vars(record.evaluation.scores["accuracy"]),
+            {"signature": "tok:none"},
+            "row one: there are runs with the signatures",
+        ),
     ],
 )
-def test_runs_of_other_data_or_another_scoring_are_not_compared(table, tmp_path, change, message):
+def test_runs_of_other_data_or_another_scoring_are_not_compared(table, tmp_path, part, change, message):
     save_run(table, tmp_path, "one", 1, 0.5)
-    path = tmp_path / f"{save_run(table, tmp_path, 'one', 2, 0.5).name}.json"
-    content = json.loads(path.read_text())
-    ((names, value),) = change.items()
-    *outer, last = names.split(".")
-    part = content
-    for name in outer:
-        part = part[name]
-    part[last] = value
-    path.write_text(json.dumps(content))
+    record = save_run(table, tmp_path, "one", 2, 0.5)
+    part(record).update(change)
+    record.save(tmp_path)
     with pytest.raises(ValueError, match=message):
         report_of(table, tmp_path)
 
 
 def test_a_seed_does_not_count_twice(table, tmp_path):
     record = save_run(table, tmp_path, "one", 1, 0.5)
-    shutil.copy(tmp_path / f"{record.name}.npz", tmp_path / "another-1.npz")
-    content = (tmp_path / f"{record.name}.json").read_text()
-    (tmp_path / "another-1.json").write_text(content.replace(record.name, "another-1"))
+    replace(record, name="another-1").save(tmp_path)
     with pytest.raises(ValueError, match=r"are both the run of .*, row one, with seed 1"):
         report_of(table, tmp_path)
 
@@ -454,9 +450,8 @@ def test_questions_of_ours_are_counted_by_themselves(table, tmp_path):
 def test_blocks_of_a_page_are_written_anew():
     page = "a\n<!-- table: s/t1 small -->\nold\n<!-- end of table -->\nb\n<!-- leads -->\nold\n<!-- end of leads -->\n"
     assert tables_in(page) == [("s/t1", "small")]
-    written = replace_block(replace_tables(page, {("s/t1", "small"): "| x |\n"}), "leads", "| y |\n")
+    written = replace_blocks(page, {"table: s/t1 small": "| x |\n", "leads": "| y |\n"})
     assert "old" not in written
     assert "small -->\n| x |\n<!-- end of table -->\nb\n<!-- leads -->\n| y |\n<!-- end of leads -->" in written
-    assert replace_block("nothing", "leads", "x") == "nothing"
     with pytest.raises(ValueError, match="table: "):
-        replace_tables(page.replace("<!-- end of table -->", ""), {})
+        replace_blocks(page.replace("<!-- end of table -->", ""), {})
