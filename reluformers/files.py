@@ -83,12 +83,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-    """Write a JSON file, whole or not at all; numbers that JSON does not know, NaN and infinities, become null.
-
-    Args:
-        path: The file to write.
-        content: What JSON can hold, and numbers of numpy.
-    """
+    """Write a JSON file, whole or not at all, with a content as `as_json` gives it."""
     write_text(path, json.dumps(as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
