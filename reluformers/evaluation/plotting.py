@@ -53,25 +53,17 @@ def plot_training_curves(runs: Mapping[str, LogHistory] | LogHistory, path: str 
         The path of the figure.
 
     Raises:
-        ValueError: the suffix is not allowed, or no run has anything to draw.
+        ValueError: no run has anything to draw.
     """
-    path = check_picture_path(path)
     runs = runs if isinstance(runs, Mapping) else {"": runs}
-    panels = [keys for keys in _PANELS if any(_points(log, key, x)[0] for log in runs.values() for key in keys)]
-    if not panels:
-        raise ValueError(f"none of the runs {list(runs)} has a loss or a score at some {x} in its log")
+    panels = [keys for keys in _PANELS if any(_points(log, key, x) for log in runs.values() for key in keys)]
     width = 5.5 * len(panels)
     columns = max(1, int(width / (0.6 + 0.09 * max(map(len, runs)))))  # inches of a line sample and of its name
     figure = Figure(figsize=(width, 3.6 + 0.22 * ceil(len(runs) / columns)), layout="constrained")
     for axes, keys in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, runs, keys, x)
-    drawn = {
-        number: name
-        for number, (name, log) in enumerate(runs.items())
-        if name and any(_points(log, key, x)[0] for keys in panels for key in keys)
-    }
-    if drawn:
-        _name_lines(figure, drawn, min(len(drawn), columns))
+    if "" not in runs:
+        _name_lines(figure, list(runs), columns)
     return save_figure(figure, path)
 
 
@@ -95,11 +87,7 @@ def plot_confusion_matrix(
 
     Returns:
         The path of the figure.
-
-    Raises:
-        ValueError: the suffix is not allowed.
     """
-    path = check_picture_path(path)
     counts, classes = np.asarray(matrix), len(class_names)
     images = counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(counts / np.maximum(images, 1), mask=np.broadcast_to(images == 0, counts.shape))
@@ -128,7 +116,6 @@ def plot_confusion_matrix(
 
 def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
     """Draw how zeros, null rows and entropy go through the layers of each site, into a .png or .svg."""
-    path = check_picture_path(path)
     sites = {site: name for site, name in SITE_NAMES.items() if site in report.sites}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
@@ -147,19 +134,19 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
         else:
             axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # with room for the largest marker
     if len(sites) > 1:
-        _name_lines(figure, dict(enumerate(sites.values())), len(sites))
+        _name_lines(figure, list(sites.values()), len(sites))
     return save_figure(figure, path)
 
 
-def check_picture_path(path: str | Path) -> Path:
-    """Return the path of a figure, or raise a `ValueError` if it ends in neither .png nor .svg."""
+def check_picture_path(path: str | Path) -> None:
+    """Raise a `ValueError` if the path of a figure ends in neither .png nor .svg."""
     if Path(path).suffix not in (".png", ".svg"):
         raise ValueError(f"the figure {path} must end in .png or .svg")
-    return Path(path)
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure; without a date in an SVG, so that the same numbers give the same file."""
+    path = Path(path)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with atomic_write(path) as temporary, rc_context({"svg.hashsalt": "reluformers"}):
         figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
@@ -188,20 +175,19 @@ def clear_frame(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _points(log: LogHistory, key: str, x: str) -> tuple[list[float], list[float]]:
-    """Return the positions and values of one key of a log."""
-    entries = [entry for entry in log if entry.get(key) is not None and entry.get(x) is not None]
-    return [entry[x] for entry in entries], [entry[key] for entry in entries]
+def _points(log: LogHistory, key: str, x: str) -> list[tuple[float, float]]:
+    """Positions and values of one key of a log."""
+    return [(entry[x], entry[key]) for entry in log if entry.get(key) is not None and entry.get(x) is not None]
 
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
 
 
-def _name_lines(figure: Figure, names: Mapping[int, str], columns: int) -> None:
-    """Put a legend of curves by their numbers below the panels."""
-    lines = [Line2D([], [], **line_style(number), **_CURVE, label=name) for number, name in names.items()]
-    figure.legend(handles=lines, loc="outside lower center", ncols=columns, frameon=False)
+def _name_lines(figure: Figure, names: Sequence[str], columns: int) -> None:
+    """Put a legend of curves below the panels."""
+    lines = [Line2D([], [], **line_style(number), **_CURVE, label=name) for number, name in enumerate(names)]
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(names), columns), frameon=False)
 
 
 def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str], x: str) -> None:
@@ -209,10 +195,9 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     samples = {}
     for number, log in enumerate(runs.values()):
         for key in keys:
-            steps, values = _points(log, key, x)
-            if steps:
+            if points := _points(log, key, x):
                 of_training = {"marker": "", "linestyle": ":", "linewidth": 1.3} if key == "loss" else {}
-                (line,) = axes.plot(steps, values, **{**line_style(number), **_CURVE, **of_training})
+                (line,) = axes.plot(*zip(*points, strict=True), **{**line_style(number), **_CURVE, **of_training})
                 samples.setdefault(_LINE_NAMES.get(key), line)
     if len(keys) > 1:
         axes.legend(samples.values(), samples, frameon=False)

@@ -156,22 +156,19 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """Read a record; raises a `ValueError` where a key is missing or not known."""
-        try:
-            if values["format_version"] != FORMAT_VERSION:
-                raise TypeError(f"format_version is {values['format_version']!r}")
-            parts = {name: value for name, value in values.items() if name != "format_version"}
-            parts["data"] = ScoredData(**values["data"])
-            parts["scores"] = {name: Score(**score) for name, score in values["scores"].items()}
-            parts["circumstances"] = Circumstances(**values.get("circumstances", {}))
-            if values.get("attention") is not None:
-                parts["attention"] = AttentionReport.from_dict(values["attention"])
-            evaluation = cls(**parts)
-            for name, score in evaluation.scores.items():
-                METRICS[name].format(score.value)  # a metric that is known, and a number
-            return evaluation
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no evaluation in format {FORMAT_VERSION} ({error!r})") from error
+        """Read a record; a key that is missing or not known is a KeyError or TypeError, as another format is."""
+        parts = dict(values)
+        if (version := parts.pop("format_version")) != FORMAT_VERSION:
+            raise TypeError(f"format_version is {version!r}, not {FORMAT_VERSION}")
+        parts["data"] = ScoredData(**values["data"])
+        parts["scores"] = {name: Score(**score) for name, score in values["scores"].items()}
+        parts["circumstances"] = Circumstances(**values.get("circumstances", {}))
+        if values.get("attention") is not None:
+            parts["attention"] = AttentionReport.from_dict(values["attention"])
+        evaluation = cls(**parts)
+        for name, score in evaluation.scores.items():
+            METRICS[name].format(score.value)  # a metric that is known, and a number
+        return evaluation
 
     def save(self, path: str | Path) -> None:
         """Write the record; the file is complete or as it was."""
@@ -182,8 +179,8 @@ class Evaluation:
         """Read a record; raises an `OSError` where it is missing, a `ValueError` that names it where it is damaged."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: this is no evaluation ({error!r})") from error
 
 
 class Checksum:

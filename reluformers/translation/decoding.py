@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
@@ -96,7 +95,7 @@ def translate(
     Args:
         model: encoder–decoder model; it is put in evaluation mode and back.
         tokenizers: one for both sides, or (source, target).
-        texts: an empty text is allowed.
+        texts: an empty text is allowed; one string for all is a TypeError.
         penalty: see `Search`.
         max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
@@ -107,16 +106,13 @@ def translate(
 
     Returns:
         Translations, in the order of `texts`.
-
-    Raises:
-        TypeError: `texts` is a string.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts must be a list of strings, got the string {texts[:50]!r}")
     if not (texts := list(texts)):
         return []
-    source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
-    rows, unknown = encode_texts(source_tokenizer, texts, getattr(model.config, "max_position_embeddings", None))
+    tokenizers = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
+    rows, unknown = encode_texts(tokenizers[0], texts, getattr(model.config, "max_position_embeddings", None))
     if unknown:
         logger.warning("%s.", unknown)
     options = {"num_beams": 5, "length_penalty": 1.0, **ONE_BEST, **search}
@@ -129,9 +125,7 @@ def translate(
     try:
         with torch.inference_mode(), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
             for batch in length_batches(list(map(len, rows)), max_tokens, batch_size):
-                tokens = _generate(searching, [rows[row] for row in batch], source_tokenizer.pad_token_id, options)
-                with TOKENIZING:
-                    found = target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+                found = _translate_batch(searching, tokenizers, [rows[row] for row in batch], options)
                 for row, text in zip(batch, found, strict=True):
                     translations[row] = text
                 (progress if callable(progress) else bar.update)(len(batch))
@@ -140,13 +134,16 @@ def translate(
     return translations
 
 
-def _generate(model: PreTrainedModel, rows: list[list[int]], pad_token_id: int, options: dict[str, Any]) -> Tensor:
-    """Tokens of the translations of a batch."""
-    source, visible = pad_rows(rows, pad_token_id)
+def _translate_batch(
+    model: PreTrainedModel, tokenizers: Tokenizers, rows: list[list[int]], options: dict[str, Any]
+) -> list[str]:
+    source, visible = pad_rows(rows, tokenizers[0].pad_token_id)
     inputs = {"input_ids": source.to(model.device), "attention_mask": visible.long().to(model.device)}
     # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
     limits = {"max_length": 1 + longest_translation(source.shape[1], model.config), "max_new_tokens": None}
-    return model.generate(**inputs, **{**limits, **options})
+    tokens = model.generate(**inputs, **{**limits, **options})
+    with TOKENIZING:
+        return tokenizers[1].batch_decode(tokens, skip_special_tokens=True)
 
 
 def saved_search(defaults: GenerationConfig) -> dict[str, Any]:

@@ -20,9 +20,7 @@ def saved_languages(name_or_path: str | Path) -> tuple[str | None, str | None]:
     found: tuple[str | None, ...] = (None, None)
     for name, section in _FILES.items():
         try:
-            options = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
-            path = cached_file(str(name_or_path), name, _raise_exceptions_for_gated_repo=False, **options)
-            content = parse_yaml(Path(path).read_text(encoding="utf-8")) if path else {}
+            content = parse_yaml(Path(cached_file(str(name_or_path), name)).read_text(encoding="utf-8"))
             content = content.get(section) or {} if section else content
             values = [content.get(key) for key in _NAMES]
         except (OSError, ValueError, AttributeError):

@@ -73,14 +73,15 @@ class OnnxTranslator(OnnxModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        cache: Cache | None = None,
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **caches: Cache | None,
     ) -> Seq2SeqLMOutput:
         """Logits of the next tokens, as `Seq2SeqTransformerForConditionalGeneration.forward` gives them.
+
+        Args:
+            caches: `past_key_values` or `cache`, see `one_cache`; no other keyword.
 
         Raises:
             ValueError: attentions are asked for that the graphs were exported without.
@@ -88,7 +89,7 @@ class OnnxTranslator(OnnxModel, GenerationMixin):
         given = encoder_outputs is not None
         if not given:
             encoder_outputs = self.encoder(input_ids, attention_mask, output_attentions)
-        cache = one_cache(past_key_values, cache)
+        cache = one_cache(**{"past_key_values": None, "cache": None, **caches})
         if cache is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         kinds = ("decoder_attentions", "cross_attentions")

@@ -37,8 +37,8 @@ def pack_documents(
     documents = dataset["document"][:]
     _check_documents(documents)
     sources, targets = dataset["source"][:], dataset["target"][:]
-    source_lengths = _lengths(source_tokenizer, sources)
-    target_lengths = _lengths(target_tokenizer, targets)
+    source_lengths = _lengths(dataset, "source", source_tokenizer)
+    target_lengths = _lengths(dataset, "target", target_tokenizer)
     packed: dict[str, list] = {"source": [], "target": [], "document": [], "sentences": []}
     # the lengths are of sentences; what is added once per row, </s>, comes off the limit
     room = (limit - source_tokenizer.num_special_tokens_to_add(), limit - target_tokenizer.num_special_tokens_to_add())
@@ -65,13 +65,10 @@ def _spans(
         yield start, len(documents)
 
 
-def _lengths(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
-    lengths = []
-    for start in range(0, len(texts), ROWS_PER_CALL):
-        block = texts[start : start + ROWS_PER_CALL]
-        encoded = tokenizer(block, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        lengths += [len(ids) for ids in encoded["input_ids"]]
-    return lengths
+def _lengths(dataset: Dataset, column: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    batches = dataset.select_columns([column]).iter(batch_size=ROWS_PER_CALL)
+    return [len(ids) for batch in batches for ids in tokenizer(batch[column], **options)["input_ids"]]
 
 
 def _join(sentences: list[str]) -> str:

@@ -103,19 +103,13 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
 def _load_split(
     data: TranslationDataSection, split: str, source: str | list[str] | dict[str, str]
 ) -> Dataset | PairStream:
-    options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
-    if data.document_tokens is not None:
-        options["document_column"] = data.document_column
-    load = load_translation_split
-    if data.streaming and split == "train":
-
-        def load(*location: Any, **options: Any) -> PairStream:
-            return PairStream(*stream_translation_split(*location, **options), data.buffer_rows)
-
+    where = {"path": data.path, "name": data.name, "revision": data.revision}, source
     if data.path is None:
-        return load({split: source}, split, **options)
-    location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
-    return load(location, source, **options)
+        where = {split: source}, split
+    options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
+    if data.streaming and split == "train":
+        return PairStream(*stream_translation_split(*where, **options), data.buffer_rows)
+    return load_translation_split(*where, document_column=data.document_column, **options)
 
 
 def _texts(train: Dataset | PairStream, columns: tuple[str, ...]) -> Iterator[list[str]]:
