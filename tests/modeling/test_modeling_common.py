@@ -164,6 +164,24 @@ def test_a_step_compiles_as_one_graph(kind, preset, is_training):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
+def test_lengths_compile_twice():
+    """The second length is compiled for all that follow: a training sees a new one at nearly each step."""
+    torch.compiler.reset()
+    model = build_model("reluformer", "seq2seq", encoder_layers=1, decoder_layers=1)
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, fullgraph=True, backend=keep)
+    for length in (12, 17, 23, 31):
+        ids = torch.randint(5, 20, (3, length))
+        mask = torch.arange(length).expand(3, -1) < length - torch.arange(3)[:, None]
+        compiled(input_ids=ids, attention_mask=mask.long(), labels=ids[:, 2:]).loss.backward()
+    assert len(graphs) == 2
+
+
 class LogitsOnly(nn.Module):
     """What `torch.export` is asked for: tensors in, a tensor out."""
 
