@@ -1,5 +1,6 @@
-"""Files of sentence pairs, read as a stream and written again in their own format with a score."""
+"""Files of sentence pairs, read as a stream and written again with a score."""
 
+import argparse
 import gzip
 import json
 import os
@@ -10,12 +11,12 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.files import atomic_write, check_text, iterate_lines
-from reluformers.translation.languages import saved_languages
 from reluformers.translation.rows import read_rows
 
-KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
 _SLICE = re.compile(r"(?P<path>.+)\[(?P<start>\d*):(?P<stop>\d*)\]")
+_KEYS = ("source", "target")
 
 
 class ParallelRow(NamedTuple):
@@ -47,13 +48,20 @@ class ParallelText:
 
     Args:
         paths: one file of rows, or two of plain text.
-        source_lang, target_lang: keys or columns of the sentences; of plain text they are not needed.
+        source_lang, target_lang: keys or columns of the sentences in a file of rows.
+        known: keys for those that are None, where a row has both; else they are "source" and "target".
 
     Raises:
-        ValueError: the file is of another kind, or there are more than two.
+        ValueError: there are more than two files, or two slices.
     """
 
-    def __init__(self, paths: Sequence[str], source_lang: str = "source", target_lang: str = "target"):
+    def __init__(
+        self,
+        paths: Sequence[str],
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        known: Sequence[str | None] = _KEYS,
+    ):
         if len(paths) not in (1, 2):
             raise ValueError(f"{len(paths)} data files: give one of rows, or two of plain text, source and target")
         slices = [split_slice(path) for path in paths]
@@ -61,8 +69,8 @@ class ParallelText:
         self.rows = slices[0][1]
         if any(rows != self.rows for _, rows in slices):
             raise ValueError(f"{' and '.join(paths)}: the two have different slices")
-        self.keys = source_lang, target_lang
-        self.kind = "text" if len(paths) == 2 else kind_of(self.paths[0])
+        self.keys, self.known = (source_lang, target_lang), known
+        self.is_text = len(paths) == 2
 
     def __str__(self) -> str:
         return " and ".join(self.paths)
@@ -73,7 +81,7 @@ class ParallelText:
         Raises:
             ValueError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
         """
-        read = self._text_rows if self.kind == "text" else self._file_rows
+        read = self._text_rows if self.is_text else self._file_rows
         return islice(read(), self.rows.start, self.rows.stop)
 
     def _file_rows(self) -> Iterator[ParallelRow]:
@@ -83,7 +91,9 @@ class ParallelText:
             sentences = values.get("translation", values)
             if not isinstance(sentences, dict):
                 raise ValueError(f"{place}: 'translation' is {sentences!r}, but must be an object with two sentences")
-            yield ParallelRow(*(_sentence(sentences, key, place) for key in self.keys), values, place)
+            usual = self.known if set(self.known) <= sentences.keys() else _KEYS
+            keys = (given or key for given, key in zip(self.keys, usual, strict=True))
+            yield ParallelRow(*(_sentence(sentences, key, place) for key in keys), values, place)
 
     def _text_rows(self) -> Iterator[ParallelRow]:
         sides = [iterate_lines(path) for path in self.paths]
@@ -93,22 +103,19 @@ class ParallelText:
             yield ParallelRow(*lines, {}, f"{self}, line {number}")
 
     def check_outputs(self, outputs: Sequence[str]) -> None:
-        """Refuse output files that rows with a score cannot be written to.
-
-        Raises:
-            ValueError: their number or kind is another one.
-        """
-        if len(outputs) != (3 if self.kind == "text" else 1):
-            raise ValueError(f"{len(outputs)} output files: a file of rows needs one, two of text three")
-        if self.kind != "text" and kind_of(outputs[0]) != self.kind:
-            raise ValueError(f"{outputs[0]}: must be .{self.kind} or .{self.kind}.gz, as {self} is")
+        """Refuse output files that rows with a score are not written to."""
+        if self.is_text:
+            if len(outputs) != 3:
+                raise ValueError(f"{len(outputs)} output files: two of text need three, source, target and score")
+        elif len(outputs) != 1 or not outputs[0].removesuffix(".gz").endswith(".jsonl"):
+            raise ValueError(f"{' and '.join(outputs)}: a file of rows needs one .jsonl or .jsonl.gz")
 
     def write(self, outputs: Sequence[str], name: str, rows: Iterable[tuple[ParallelRow, float]]) -> int:
         """Write rows with a score, whole files or none.
 
         Args:
             outputs: as `check_outputs` has them.
-            name: of the score: a key, or the name of the last column.
+            name: of the score, a key.
             rows: of this text, each with its score.
 
         Returns:
@@ -117,51 +124,23 @@ class ParallelText:
         count = 0
         with ExitStack() as stack:
             files = [stack.enter_context(_open_to_write(stack.enter_context(atomic_write(path)))) for path in outputs]
-            if self.kind == "tsv":
-                files[0].write(f"{next(iterate_lines(self.paths[0]))}\t{name}\n")
             for row, score in rows:
                 count += 1
-                for file, line in zip(files, self._lines(row, name, score), strict=True):
+                of_file = [json.dumps({**row.values, name: score}, ensure_ascii=False)]
+                for file, line in zip(files, [*row.texts, score] if self.is_text else of_file, strict=True):
                     file.write(f"{line}\n")
         return count
 
-    def _lines(self, row: ParallelRow, name: str, score: float) -> tuple[str, ...]:
-        if self.kind == "jsonl":
-            return (json.dumps({**row.values, name: score}, ensure_ascii=False),)
-        return ("\t".join((*row.values.values(), str(score))),) if self.kind == "tsv" else (*row.texts, str(score))
 
-
-def keys_for(model: str, path: str, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
-    """Keys of the sentences in a file of rows: languages of a saved model, else "source" and "target".
-
-    Args:
-        model: folder or Hub id.
-        path: of the file, whose first row is looked at.
-        source_lang, target_lang: go before what is found.
-    """
-    given, known, first = (source_lang, target_lang), saved_languages(model), {}
-    path = split_slice(path)[0]
-    if None in given and None not in known and _ending(path) in KINDS and Path(path).is_file():
-        first = next(read_rows(path), {})
-    sentences = first.get("translation", first)
-    found = known if isinstance(sentences, dict) and all(name in sentences for name in known) else ("source", "target")
-    return tuple(name or key for name, key in zip(given, found, strict=True))
-
-
-def kind_of(path: str) -> str:
-    """Kind of a file of rows, by its name.
-
-    Raises:
-        ValueError: it is none.
-    """
-    ending = _ending(path)
-    if ending not in KINDS:
-        raise ValueError(f"{path}: must be {' or '.join(KINDS)}, also with .gz, or two plain text files")
-    return KINDS[ending]
-
-
-def _ending(path: str) -> str:
-    return Path(path.removesuffix(".gz")).suffix
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what commands that read sentence pairs by a model share."""
+    parser.add_argument("model", help="folder of a saved model, or Hub id")
+    parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
+    for side in ("source", "target"):
+        text = f"key or column of the {side} sentences; if missing the model's language, or {side}"
+        parser.add_argument(f"--{side}_lang", help=text)
+    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
 def split_slice(name: str) -> tuple[str, slice]:

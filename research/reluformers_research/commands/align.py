@@ -28,37 +28,28 @@ from tqdm.auto import tqdm
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
-from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
 from reluformers.translation.decoding import load_translation_model
+from reluformers.translation.languages import saved_languages
 from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
-from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, keys_for
+from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, add_pair_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("model", help="folder of a saved model, or Hub id")
-    parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
-    parser.add_argument(
-        "--source_lang", help="key or column of the source sentences; if missing the model's language, or source"
-    )
-    parser.add_argument(
-        "--target_lang", help="key or column of the target sentences; if missing the model's language, or target"
-    )
+    add_pair_arguments(parser)
     parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="how alignments are written")
     parser.add_argument("--output", help="file for the alignments, instead of the standard output")
     parser.add_argument("--development", help="file of rows with sure links, by which layer and head are chosen")
     parser.add_argument("--save", action="store_true", help="keep that choice in the model's config.json")
     parser.add_argument("--report", help="JSON file for the error rates of all layers and heads")
-    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
 def run(options: argparse.Namespace) -> None:
     """Choose the head, align, and say how good it is."""
     silence_transformers()
-    languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
+    languages = (options.source_lang, options.target_lang, saved_languages(options.model))
     data = ParallelText(options.data, *languages)
     development = ParallelText([options.development], *languages) if options.development else None
     config_file = Path(options.model, "config.json")

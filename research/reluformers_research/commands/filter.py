@@ -7,7 +7,7 @@ null rate to be good translations; with our small models it is near chance but f
 (docs/research/alignments.md).
 
 DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
-has the same format and the score beside each row; of plain text it takes three files: source, target and score.
+is a .jsonl file of the rows with their score; of plain text three files: source, target and score.
 
 Examples:
     reluformers filter ./runs/rela train.jsonl.gz --output scored.jsonl.gz
@@ -22,39 +22,30 @@ from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.checked_fields import check_at_least
-from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
+from reluformers.translation.languages import saved_languages
 from reluformers_research.analysis.filtering import SCORES, keep_best, score_pairs
-from reluformers_research.analysis.parallel_text import ParallelText, keys_for
+from reluformers_research.analysis.parallel_text import ParallelText, add_pair_arguments
 
 logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("model", help="folder of a saved model, or Hub id")
-    parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
-    parser.add_argument("--output", nargs="+", required=True, help="file of that kind; of plain text three")
-    parser.add_argument(
-        "--source_lang", help="key or column of the source sentences; if missing the model's language, or source"
-    )
-    parser.add_argument(
-        "--target_lang", help="key or column of the target sentences; if missing the model's language, or target"
-    )
+    add_pair_arguments(parser)
+    parser.add_argument("--output", nargs="+", required=True, help=".jsonl file; of plain text three files")
     parser.add_argument("--score", choices=SCORES, default="loss", help="by what pairs are judged; low is good")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best")
     choice.add_argument("--max_score", type=float, metavar="SCORE", help="write only rows of at most this score")
     parser.add_argument("--rank", action="store_true", help="write the best first, not in the order of the data")
-    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
 def run(options: argparse.Namespace) -> None:
     """Score, then write."""
-    languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
+    languages = (options.source_lang, options.target_lang, saved_languages(options.model))
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
     check_output_files(*options.output, inputs=text.paths)

@@ -13,6 +13,7 @@ from builders.models import build_model
 from builders.saved_models import TEXTS, save_translator
 from reluformers.evaluation import cross_attention
 from reluformers.translation.decoding import load_translation_model
+from reluformers.translation.rows import read_rows
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_research.analysis.filtering import keep_best, score_pairs
 
@@ -98,7 +99,8 @@ LANGUAGES = ("--source_lang", "en", "--target_lang", "de")
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tsv", "text"])
 def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
     data = write_data(tmp_path, kind)
-    names = ["out.en", "out.de", "out.score"] if kind == "text" else [f"out.{kind}"]
+    packed = ".gz" if kind.endswith("gz") else ""
+    names = ["out.en", "out.de", "out.score"] if kind == "text" else [f"out.jsonl{packed}"]
     output = [tmp_path / name for name in names]
     run_command("filter", folder, *data, *LANGUAGES, "--score", "null_rate", "--output", *output)
     model, tokenizers = load_translation_model(folder)
@@ -108,16 +110,11 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
         assert output[0].read_text() == data[0].read_text()
         assert output[1].read_bytes() == gzip.decompress(data[1].read_bytes())
         scores = list(map(float, output[2].read_text().splitlines()))
-    elif kind == "tsv":
-        lines = output[0].read_text().splitlines()
-        assert lines[0] == "de\tid\ten\tnull_rate"
-        assert [line.rpartition("\t")[0] for line in lines[1:]] == data[0].read_text().splitlines()[1:]
-        scores = [float(line.rpartition("\t")[2]) for line in lines[1:]]
     else:
-        opener = gzip.open if kind.endswith("gz") else open
-        before, after = ([json.loads(line) for line in opener(path, "rt")] for path in (data[0], output[0]))
+        opener = gzip.open if packed else open
+        after = [json.loads(line) for line in opener(output[0], "rt")]
         scores = [row.pop("null_rate") for row in after]
-        assert after == before
+        assert after == list(read_rows(str(data[0])))
     assert scores == pytest.approx(expected)
 
 
