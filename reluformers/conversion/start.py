@@ -1,6 +1,7 @@
 """Models that training starts from: the weights of another, with another attention that is fitted to it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def start_model(
         if after:
             report(
                 f"attention of {len(after)} modules exchanged; squared error of their outputs on {len(batches)} "
-                f"batches: {_mean(before):.3f} of the original's, {_mean(after):.3f} when fitted"
+                f"batches: {fmean(before.values()):.3f} of the original's, {fmean(after.values()):.3f} when fitted"
             )
     return model
 
@@ -55,10 +56,6 @@ def spread_batches(
     """Batches of `count` rows at equal distances over a data set, or of all rows if it has fewer, `size` rows each."""
     rows = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
     return [collate(dataset.select(rows[i : i + size]).to_list()) for i in range(0, len(rows), size)]
-
-
-def _mean(errors: Mapping[str, float]) -> float:
-    return sum(errors.values()) / len(errors)
 
 
 @torch.no_grad()

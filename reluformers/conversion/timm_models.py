@@ -11,17 +11,12 @@ from transformers import ViTImageProcessorPil
 from reluformers.configuration.configuration_vision import distinct_names
 
 from .names import TIMM_NAMES, rename
+from .sources import ACTIVATIONS
 from .weights import State
 
 # by the second word of a model's name: what shapes do not tell
 HEADS = {"tiny": 3, "small": 6, "medium": 8, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
-_ACTIVATIONS: dict[str, dict[str, Any]] = {
-    "gelu": {"hidden_act": "gelu"},
-    "gelu_tanh": {"hidden_act": "gelu_pytorch_tanh"},
-    "quick_gelu": {"hidden_act": "swish", "swish_beta": 1.702},
-    "relu": {"hidden_act": "relu"},
-    "silu": {"hidden_act": "silu"},
-}
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}  # what transformers calls otherwise
 _POOLING = {"token": "cls", "avg": "mean"}
 _PREFIX = ("cls_token", "reg_token", "dist_token")
 
@@ -48,9 +43,11 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
     width, channels, patch_size, _ = weights["patch_embed.proj.weight"].shape
     pool = config.get("global_pool", options.get("global_pool", "token"))
     activation = options.get("act_layer", "gelu")
-    for name, value, allowed in (("global_pool", pool, _POOLING), ("act_layer", activation, _ACTIVATIONS)):
+    activation = _ACTIVATIONS.get(activation, activation)
+    for name, value, allowed in (("global_pool", pool, _POOLING), ("act_layer", activation, ACTIVATIONS)):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}")
+    activation_fields = dict(ACTIVATIONS[activation])
     prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
     image_size = _image_size(pretrained, options)
     grid = math.prod(side // patch_size for side in image_size)
@@ -77,7 +74,8 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
         "label_smoothing": 0.0,
         "multi_label_reduction": "mean",
         "id2label": distinct_names(dict(enumerate(labels))),
-        **_ACTIVATIONS[activation],
+        "hidden_act": activation_fields.pop("activation_function"),
+        **activation_fields,
     }
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from .row import RUNS_ELSEWHERE, Job
 
 _POLL_SECONDS = 0.5
-_STOP_SECONDS = 30
 
 
 def run_here(
@@ -44,21 +43,19 @@ def run_here(
                 report(f"{minutes:g} minutes are over; the same command goes on")
                 break
     finally:
-        _stop(list(running))
+        for process in running:  # what they have trained since the last checkpoint is trained again
+            process.kill()
+            process.wait()
     return all(job.is_done for job in jobs)
-
-
-def _write(job: Job, folder: Path) -> str:
-    path = folder / "jobs" / f"{job.name}.json"
-    job.save(path)
-    return str(path)
 
 
 def _start(job: Job, folder: Path, workers: int) -> subprocess.Popen:
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     # waiting threads that spin would take the cores of the other runs
     environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", **os.environ}
-    command = [sys.executable, "-m", "reluformers_research.row", _write(job, folder)]
+    path = _log(job, folder).with_suffix(".json")
+    job.save(path)
+    command = [sys.executable, "-m", "reluformers_research.row", str(path)]
     with _log(job, folder).open("a", encoding="utf-8") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
@@ -75,15 +72,3 @@ def _outcome(process: subprocess.Popen, job: Job, folder: Path) -> str:
     path = _log(job, folder)
     lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return f"{job.name}: failed ({lines[-1] if lines else f'status {process.returncode}'}); see {path}"
-
-
-def _stop(processes: Sequence[subprocess.Popen]) -> None:
-    """End processes; what they have trained since the last checkpoint is trained again."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

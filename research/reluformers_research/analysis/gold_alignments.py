@@ -96,8 +96,13 @@ class LinkCounts:
 
     def of(self, head: AlignmentHead) -> dict[str, float]:
         """AER, precision |A ∩ P| / |A| and recall |A ∩ S| / |S| of one head."""
-        counts = self.counts[int(head.shifted), head.layer, -1 if head.head is None else head.head].tolist()
-        return alignment_scores(*counts, self.sure)
+        place = int(head.shifted), head.layer, -1 if head.head is None else head.head
+        links, sure_hits, possible_hits = self.counts[place].tolist()
+        return {
+            "aer": 1 - (sure_hits + possible_hits) / (links + self.sure),
+            "precision": possible_hits / links if links else 1.0,
+            "recall": sure_hits / self.sure if self.sure else 1.0,
+        }
 
     def best(self) -> AlignmentHead:
         """Find the smallest AER; of equal ones normal before shifted, then the lower layer, then the mean."""
@@ -112,15 +117,6 @@ class LinkCounts:
             name: {"mean": kind[:, -1].tolist(), "heads": kind[:, :-1].tolist()}
             for name, kind in zip(("normal", "shifted"), rates, strict=True)
         }
-
-
-def alignment_scores(links: int, sure_hits: int, possible_hits: int, sure: int) -> dict[str, float]:
-    """Scores of counts summed over a data set: |A|, |A ∩ S|, |A ∩ P| and |S|; see `LinkCounts`."""
-    return {
-        "aer": 1 - (sure_hits + possible_hits) / (links + sure),
-        "precision": possible_hits / links if links else 1.0,
-        "recall": sure_hits / sure if sure else 1.0,
-    }
 
 
 def pharaoh_line(number: int, aligned: WordAlignments, links: Sequence[Link]) -> str:
