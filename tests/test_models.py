@@ -45,6 +45,18 @@ def test_a_model_is_a_release_of_this_code(folder):
     card = ModelCard.load(folder / "README.md")
     assert card.data.license
     assert card.data.eval_results
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        # a stranger translates below
+        pytest.param(folder, id=folder.name, marks=[pytest.mark.slow] if folder.name in SENTENCES else [])
+        for folder in MODELS
+    ],
+)
+def test_a_model_answers_as_when_it_was_released(folder):
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     assert compare_in_clean_process(folder, task_of(config)).is_stored
 
 

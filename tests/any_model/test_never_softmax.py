@@ -3,8 +3,6 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +13,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
 )
 
 from builders.clean_processes import run_clean
@@ -505,18 +501,6 @@ def test_an_attention_that_computes_softmax_by_itself_is_an_error(monkeypatch):
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_two_methods_of_transformers_are_wrapped():
-    owners = (PreTrainedModel, PreTrainedConfig, transformers.GenerationMixin, transformers.AttentionInterface)
-    found = [
-        f"{owner.__name__}.{name}"
-        for owner in owners
-        for name, value in vars(owner).items()
-        for function in (getattr(value, "__func__", value), getattr(value, "fset", None))
-        if getattr(getattr(function, "__code__", None), "co_filename", "").endswith("attentions.py")
-    ]
-    assert sorted(found) == ["PreTrainedConfig.save_pretrained", "PreTrainedModel.get_correct_attn_implementation"]
-
-
 def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
     sizes = {**LLAMA, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
     torch.manual_seed(0)
@@ -546,19 +530,3 @@ def test_an_exchange_that_fails_changes_nothing(monkeypatch):
     assert [name for name, _ in model.named_modules()] == names
     assert not hasattr(model.config, "exchanged")
     assert torch.equal(logits(model), before)
-
-
-@pytest.mark.slow
-def test_the_guard_stands_beside_those_of_others(tmp_path):
-    code = """
-import functools
-from transformers import PreTrainedModel
-before = PreTrainedModel.get_correct_attn_implementation
-@functools.wraps(before)
-def theirs(self, *arguments, **keywords):
-    return before(self, *arguments, **keywords)
-PreTrainedModel.get_correct_attn_implementation = theirs
-import reluformers
-assert PreTrainedModel.get_correct_attn_implementation is not theirs
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -73,27 +73,6 @@ def test_example(attention, tokens, mask, weights, outputs):
         assert rows == [pytest.approx(row, rel=2e-6) for row in expected]
 
 
-def test_rela_gate_reads_the_vector_before_the_norm():
-    module = identity_module(2, "rela-g")
-    with torch.no_grad():
-        module.output_norm.weight.copy_(torch.tensor([1.0, 2.0]))
-        module.output_norm.gate.copy_(torch.tensor([0.1, -0.2]))
-    output, _ = attend(module, [[1.0, 0.0], [3.0, 4.0]])
-    x, y = 10 / ROOT, 12 / ROOT
-    gates, rms = [1 / (1 + math.exp(-0.1 * x)), 1 / (1 + math.exp(0.2 * y))], math.sqrt((x * x + y * y) / 2)
-    assert output[0] == pytest.approx([gates[0] * x / rms, gates[1] * 2 * y / rms])
-
-
-def test_qknorm_takes_the_cosine_times_g():
-    # (3, 4) and (40, 30) have the cosine 24/25; g₀ = log₂(4² − 4) = log₂ 12, and no 1/√d
-    module = identity_module(2, {"preset": "qknorm", "scale_length": 4})
-    assert module.scale.item() == pytest.approx(math.log2(12))
-    output, weights = attend(module, [[3.0, 4.0], [40.0, 30.0]])
-    own = 1 / (1 + math.exp(-module.scale.item() * (1 - 24 / 25)))
-    assert weights == [pytest.approx([own, 1 - own]), pytest.approx([1 - own, own])]
-    assert output[0] == pytest.approx([3 * own + 40 * (1 - own), 4 * own + 30 * (1 - own)])
-
-
 def test_parameters_start_as_the_released_code_does():
     for length, printed in ((72, 12.320), (75, 12.438), (79, 12.589)):
         module = MultiHeadAttention(4, 2, {"preset": "qknorm", "scale_length": length})

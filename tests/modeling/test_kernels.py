@@ -1,6 +1,5 @@
 """The one door between a model and the library's kernels: found or not, the results are the same."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from torch.testing import assert_close
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import reluformers_kernels
+from builders.clean_processes import run_clean
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
@@ -104,15 +104,17 @@ def test_kernels_of_another_interface_are_left_alone(monkeypatch):
     assert door._find_kernels() is None
 
 
+REGISTERING = """
+    from transformers import AutoModelForSeq2SeqLM
+
+    sys.meta_path[:] = [getattr(hiding, "finder", hiding) for hiding in sys.meta_path]  # the library is there
+    model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+    assert "reluformers_kernels" in sys.modules and "reluformers" not in sys.modules
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)) is type(model)
+"""
+
+
 def test_opening_a_folder_registers_nothing_of_the_library(tmp_path):
     """Else the next folder would be opened by the classes of the library; its kernels import nothing of it."""
     build_model("relu").save_pretrained(tmp_path)
-    code = """
-import sys
-from transformers import AutoModelForSeq2SeqLM
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert "reluformers_kernels" in sys.modules and "reluformers" not in sys.modules
-assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)) is type(model)
-"""
-    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    run_clean(REGISTERING, tmp_path, str(tmp_path))
