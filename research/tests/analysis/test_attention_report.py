@@ -16,8 +16,6 @@ from transformers import (
 from reluformers import seq2seq_config, vision_config
 from reluformers.evaluation.attention_report import attention_report, format_attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
-from reluformers_research.analysis.observation import Rows
-from reluformers_research.analysis.statistics import RowStatistic
 
 
 def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
@@ -38,31 +36,6 @@ def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tenso
                     counts["spread"] += 1
                     counts["entropy"] -= sum(w / sum(row) * math.log(w / sum(row)) for w in row if w > 0)
     return counts
-
-
-def weight_sums(*rows) -> torch.Tensor:
-    return RowStatistic().count(Rows.of(*rows))
-
-
-def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(3, 2, 4, 5, generator=generator).relu()
-    weights[0, 1, 2] = 0.0  # a null row
-    weights[1, 0, 1, :3] = 0.0  # null among its visible keys only
-    real = torch.ones(3, 4, dtype=torch.bool)
-    real[2, 2:] = False
-    keys = torch.ones(3, 5, dtype=torch.bool)
-    keys[1, 3:] = False
-    return weights, real[:, :, None] & keys[:, None, :], real
-
-
-@pytest.mark.parametrize("sign", [0, 1])
-def test_sums_are_those_of_loops(sign):
-    """Nothing that is masked counts, and rows with negative weights have no entropy."""
-    weights, visible, real = random_case(0)
-    weights = (weights - 0.3 * sign * (weights > 0)).masked_fill(~visible.unsqueeze(1), float("nan"))
-    expected = list(naive_counts(weights, visible, real).values())
-    torch.testing.assert_close(weight_sums(weights, visible, real).sum(0), torch.tensor(expected, dtype=torch.float64))
 
 
 def marian(seed: int = 0) -> MarianMTModel:

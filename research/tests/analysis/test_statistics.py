@@ -63,9 +63,9 @@ def measured(statistic, *batches) -> dict:
     return {name: sites["encoder"][0] for name, sites in statistic.result().items()}
 
 
-def check(statistic, naive, seeds=(0, 1)) -> None:
+def check(statistic, naive, activation=torch.relu) -> None:
     """`naive(rows, heads)` → name → value, for each head and for all of them over two batches."""
-    batches = [random_rows(seed) for seed in seeds]
+    batches = [random_rows(seed, activation) for seed in (0, 1)]
     results = measured(statistic, *batches)
     expected = naive(batches, (0, 1))
     assert set(results) == {name for name, value in expected.items() if value is not None}
@@ -82,7 +82,8 @@ def over(batches, heads):
                 yield rows, head, *row
 
 
-def test_rows():
+@pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.leaky_relu])
+def test_rows(activation):
     def naive(batches, heads):
         found = list(over(batches, heads))
         return {
@@ -92,8 +93,8 @@ def test_rows():
             "row_sum": mean(sum(weights) for *_, weights, _ in found),
         }
 
-    check(RowStatistic(), naive)
-    check(NullRate(), lambda batches, heads: {"null_rate": naive(batches, heads)["null_rate"]})
+    check(RowStatistic(), naive, activation)
+    check(NullRate(), lambda batches, heads: {"null_rate": naive(batches, heads)["null_rate"]}, activation)
 
 
 def test_sink():
