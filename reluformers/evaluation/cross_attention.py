@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator, length_batches
-from reluformers.modeling.pipeline_translation import returning_weights
+from reluformers.modeling.pipeline_translation import most_positions, returning_weights
 
 from .observation import layer_weights
 
@@ -80,8 +80,7 @@ def measure_pairs(
 def _tokenize(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, side: str, texts: list[str]
 ) -> list[list[int]]:
-    # a tokenizer without a limit says so by a huge number
-    limit = getattr(model.config, "max_position_embeddings", None) or min(tokenizer.model_max_length, 10**6)
+    limit = min(most_positions(model.config), tokenizer.model_max_length)
     options = {"truncation": True, "max_length": limit, "verbose": False}
     return tokenizer(**{side: texts}, **options)["input_ids"]
 

@@ -69,8 +69,6 @@ class TranslationScoring(ScoringOptions, Search):
         super().__post_init__()
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
-        if self.source_lang is None or self.target_lang is None:
-            raise ValueError("the model's folder does not say its languages: give --source_lang en --target_lang de")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
         check_output_files(self.output, self.predictions, inputs=self.files)
 

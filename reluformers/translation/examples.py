@@ -25,9 +25,5 @@ def choose_examples(
     for row in zip(sources, references, outputs, strict=True):
         firsts.setdefault(row[0], row)
     rows = [row for row in firsts.values() if row[0].strip() and row[2].strip()]
-    chosen = [row for row in rows if row[1] == row[2]][:count]
-    if len(chosen) < count:
-        others = [row for row in rows if row[1] != row[2]]
-        others.sort(key=lambda row: -chrf.sentence_score(row[2], [row[1]]).score)
-        chosen += others[: count - len(chosen)]
-    return [dict(zip(("source", "reference", "output"), row, strict=True)) for row in chosen]
+    rows.sort(key=lambda row: (row[1] != row[2], -chrf.sentence_score(row[2], [row[1]]).score))
+    return [dict(zip(("source", "reference", "output"), row, strict=True)) for row in rows[:count]]

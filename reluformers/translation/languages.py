@@ -17,14 +17,12 @@ def saved_languages(name_or_path: str | Path) -> tuple[str | None, str | None]:
     Args:
         name_or_path: folder of a saved model, or a Hub id.
     """
-    found: tuple[str | None, ...] = (None, None)
+    found: dict[str, str] = {}
     for name, section in _FILES.items():
         try:
             content = parse_yaml(Path(cached_file(str(name_or_path), name)).read_text(encoding="utf-8"))
             content = content.get(section) or {} if section else content
-            values = [content.get(key) for key in _NAMES]
+            found = {key: content[key] for key in _NAMES if isinstance(content.get(key), str)} | found
         except (OSError, ValueError, AttributeError):
             continue  # whoever needs the file says what is wrong with it
-        values = [value if isinstance(value, str) else None for value in values]
-        found = tuple(known or value for known, value in zip(found, values, strict=True))
-    return found
+    return found.get(_NAMES[0]), found.get(_NAMES[1])

@@ -104,7 +104,8 @@ def _open(
 ) -> tuple[Dataset | IterableDataset, LayOut]:
     """Rows of a split, and what makes pairs of them or of a block of them."""
     location, options = _resolve(source, split, languages)
-    place = location if isinstance(location, str) else ", ".join(_names(location))
+    files = location.values() if isinstance(location, dict) else location
+    place = location if isinstance(location, str) else ", ".join(files)
     is_read = not isinstance(location, str) and _format(place) != ".parquet"
     features = _PAIRS | ({"document": Value("string")} if columns.get("document_column") else {})
     given = {"files": location, "features": Features(features), "streaming": streaming}
@@ -131,7 +132,7 @@ def _resolve(
     source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
-    if languages[0] == languages[1]:
+    if languages[0] == languages[1]:  # None where a recipe or a model's folder does not say it
         raise ValueError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
@@ -144,10 +145,6 @@ def _resolve(
         return _files_in_folder(path, name, languages), options
     looks_local = _format(path) in FORMATS or str(source).startswith((".", "/", "~"))
     return (_check_files([path]) if path.exists() or looks_local else str(source)), options
-
-
-def _names(files: list[str] | dict[str, str]) -> list[str]:
-    return list(files.values()) if isinstance(files, dict) else files
 
 
 def _format(path: str | os.PathLike) -> str:
@@ -193,9 +190,6 @@ def _find_columns(
     if translation_column in dataset.column_names:
         dataset = dataset.select_columns([translation_column, *kept]).flatten()
         names[:2] = [f"{translation_column}.{language}" for language in languages]
-    if missing := [name for name in names if name not in dataset.column_names]:
-        found = ", ".join(map(repr, dataset.column_names))
-        raise ValueError(f"no column {missing[0]!r}; found {found}: set the languages, or translation_column")
     return dataset.select_columns(names).rename_columns(
         dict(zip(names, ["source", "target", "document"], strict=False))
     )

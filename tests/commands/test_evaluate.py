@@ -52,7 +52,7 @@ def test_languages_are_those_of_the_folder_unless_options_say_others(folder, row
 def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys):
     (folder / "recipe.yaml").unlink() if recipe is None else (folder / "recipe.yaml").write_text(recipe)
     assert saved_languages(folder) == (None, None)
-    assert "--source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
+    assert "source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
 
 
 def test_a_tokenizer_may_know_the_languages(folder):
