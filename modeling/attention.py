@@ -83,10 +83,9 @@ class AttentionFormula:
         """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
         return self.attention.normalizer == "sum" or self.length_exponent is not None
 
-    def row_factors(self, mask: AttentionMask, query: Tensor) -> Tensor | None:
+    def row_factors(self, divisor: Tensor | float | None, mask: AttentionMask, query: Tensor) -> Tensor | None:
         """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
-        divisor = None if self.length_exponent is not None else self.length_divisor(mask, query.dtype)
-        if not isinstance(divisor, Tensor):
+        if self.length_exponent is not None or not isinstance(divisor, Tensor):
             return None
         numbers = "row_factors", self.attention.length_coefficient, self.attention.length_exponent, query.dtype
         return mask.once(numbers, lambda: kernels.factors_of_rows(divisor, query))
@@ -158,6 +157,7 @@ def fused_attention(
     elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
         return softmax_attention(*arguments)
     elif is_compiled and is_saving:
+        divisor = formula.length_divisor(mask, query.dtype)
         found = kernels.attention(
             query,
             key,
@@ -165,7 +165,7 @@ def fused_attention(
             activation=attention.activation,
             scale=formula.scaling,
             threshold=0.0 if is_sparse else formula.current_threshold(mask, query),
-            divisor=formula.length_divisor(mask, query.dtype),
+            divisor=divisor,
             normalizer=attention.normalizer,
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
@@ -175,7 +175,7 @@ def fused_attention(
             needed_statistics=statistics,
             may_write_out=True,
             divide_statistics=formula.has_late_statistics,
-            row_factors=formula.row_factors(mask, query),
+            row_factors=formula.row_factors(divisor, mask, query),
         )
         # None: at this size it is as fast to write the weights out
         if found is not None:

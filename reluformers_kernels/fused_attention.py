@@ -388,9 +388,8 @@ def attention(
         if may_write_out:  # where PyTorch broadcasts, or says what is wrong
             return None
         _check(query, key, value)
-    others = {"key": key, "value": value, "key_padding_mask": key_padding_mask}
-    others |= {"first_keys": first_keys, "last_keys": last_keys}
-    for name, given in others.items():
+    others = ("key", key), ("value", value), ("key_padding_mask", key_padding_mask)
+    for name, given in (*others, ("first_keys", first_keys), ("last_keys", last_keys)):
         if given is not None and given.device != query.device:  # compiled code reads memory where it lies
             raise ValueError(f"{name} is on {given.device}, but must be on {query.device}, as the queries are")
     if is_differentiated():
@@ -522,7 +521,7 @@ def _shares(row_sums: Tensor) -> Tensor:
 
 def _refuse_tangents(*inputs: Tensor | float | None) -> None:
     """Forward-mode derivatives, which PyTorch would leave out of an operator like ours without a word."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:  # there are none
         return
     tensors = (given for given in inputs if isinstance(given, Tensor))
     if any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
