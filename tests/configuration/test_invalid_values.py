@@ -11,8 +11,12 @@ from transformers.generation import GenerationConfig
 
 from reluformers import seq2seq_config
 from reluformers.configuration.configuration_attention import ACTIVATIONS, SHIFT_INVARIANT_ACTIVATIONS, AttentionConfig
-from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig
-from reluformers.configuration.configuration_vision import ReLUViTConfig
+from reluformers.configuration.configuration_seq2seq import (
+    QKNormConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+)
+from reluformers.configuration.configuration_vision import ReLUViTConfig, VisionTransformerConfig
 
 WRONG = [None, "x", "1", math.nan, math.inf, -math.inf, [], {}, object(), True]
 SIZES = {
@@ -45,6 +49,73 @@ def test_a_value_of_the_wrong_kind_is_refused_by_the_name_of_its_field(owner):
         with pytest.raises(ValueError, match=rf"\b{name}\b") as caught:
             owner(**{name: value})
         assert "\n" not in str(caught.value)
+
+
+# values of the right kind that their range or another field excludes; the first field is the one that is named
+SINGLE = {
+    AttentionConfig: {
+        **{"scale": 0, "scale_length": 1, "length_coefficient": 0, "output_norm_eps": 0, "activation": "tanh"},
+        "normalizer": "sum",
+    },
+    Seq2SeqTransformerConfig: {
+        **{"dropout": 1.0, "encoder_layers": 0, "decoder_attention_heads": 3, "decoder_start_token_id": None},
+        **{"position_offset": 2, "eos_token_id": [2, 32000], "alignment_layer": 6, "alignment_head": 8, "norm_eps": 0},
+        **{"learned_swish_beta": True, "swish_beta": 2, "feed_forward_temperature": 5, "attention": "relu7"},
+        "cross_attention": {"activaton": "relu"},
+    },
+    VisionTransformerConfig: {
+        **{"image_size": 30, "attention": None, "pooling_attention": "relu", "num_register_tokens": -1},
+        **{"num_attention_heads": 5, "hidden_dropout_prob": 1.0, "drop_path_rate": 1, "layer_norm_eps": 0},
+        "problem_type": "ranking",
+    },
+}
+OUT_OF_RANGE = [
+    *((owner, {name: value}) for owner, fields in SINGLE.items() for name, value in fields.items()),
+    *((AttentionConfig, fields) for fields in (
+        {"scale": -1.0},
+        {"length_coefficient": -0.5},
+        {"learned_threshold": True, "activation": "softmax"},
+        {"learned_threshold": True, "activation": "sparsemax"},
+        {"threshold": 0.1, "activation": "entmax15"},
+        {"threshold_per_head": True, "activation": "softmax1"},
+        # a sum is taken once and of positive weights
+        {"normalizer": "sum", "activation": "gelu"},
+        {"normalizer": "sum", "activation": "relu", "length_exponent": 1.0},
+        {"normalizer": "sum", "activation": "relu", "length_coefficient": 2.0},
+        {"normalizer": "sum", "activation": "relu", "learned_length_exponent": True},
+    )),
+    *((Seq2SeqTransformerConfig, fields) for fields in (
+        {"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        {"eos_token_id": 2, "vocab_size": 2},
+        {"eos_token_id": 60, "vocab_size": 90, "decoder_vocab_size": 50, "tying": "none"},
+        {"unk_token_id": None, "word_dropout": 0.1},
+        {"unk_token_id": 30, "vocab_size": 40, "decoder_vocab_size": 10, "tying": "none", "word_dropout": 0.1},
+        {"position_offset": -1, "position_embedding_type": "learned"},
+        {"tying": "all", "decoder_vocab_size": 10},
+        {"tie_word_embeddings": True, "tying": "none"},
+        {"embedding_norm": "layer_norm", "norm_type": "rms_norm"},
+        {"attention": {"threshold_form": "log_length"}},
+        {"entropy_loss_weight": 0.1, "attention": {"activation": "gelu"}},
+        {"entropy_loss_weight": 0.1, "cross_attention": {"activation": "gelu"}},
+    )),
+    *((VisionTransformerConfig, fields) for fields in (
+        {"image_size": 0},
+        {"image_size": [32, 20]},
+        {"image_size": [32, 32, 3]},
+        {"norm_after_pooling": True, "norm_position": "post"},
+        {"prefix_positions": True, "position_embedding_type": "sincos2d"},
+        {"hidden_size": 770, "num_attention_heads": 7, "position_embedding_type": "sincos2d"},
+        {"entropy_loss_weight": 0.1, "attention": {"activation": "identity"}},
+        {"pooling_attention": "softmx", "pooling": "attention"},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "fields"), OUT_OF_RANGE, ids=str)
+def test_a_value_out_of_its_range_is_refused_by_the_name_of_its_field(owner, fields):
+    with pytest.raises(ValueError, match=rf"\b{next(iter(fields))}\b") as caught:
+        owner(**fields)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("site", ["attention", "encoder_attention", "decoder_attention", "cross_attention"])
