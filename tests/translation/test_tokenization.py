@@ -17,7 +17,6 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from reluformers.translation.metrics import bleu_options, corpus_score
-from reluformers.translation.recipe import TokenizerSection
 from reluformers.translation.tokenization import (
     LONGEST_WORD,
     _cut_long_words,
@@ -68,13 +67,6 @@ def test_references_of_chinese_score_100_against_themselves(shared):
     score, _ = corpus_score(BLEU, bleu_options("zh"), outputs, [[reference] for reference in references])
     assert score.score == pytest.approx(100)
     assert (source.tokenize("，") == source.tokenize(",")) is not shared
-
-
-def test_nfkc_is_of_a_source_alone():
-    assert TokenizerSection(shared=False, source_normalization="nfkc").shared is False
-    for options in ({}, {"path": "folder", "shared": False}):
-        with pytest.raises(ValueError, match="source_normalization"):
-            TokenizerSection(source_normalization="nfkc", **options)
 
 
 def test_special_ids_and_inputs(tokenizer):

@@ -16,7 +16,6 @@ from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
-from reluformers.translation.recipe import TokenizerSection
 from reluformers.translation.schedules import WarmupThenPlateau
 from reluformers.translation.tokenization import load_tokenizers
 
@@ -300,12 +299,6 @@ def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
     recipe.tokenizer.max_digits = 2
     (tokenizer, _) = prepare_data(recipe, tmp_path, reuse_tokenizers=False).tokenizers
     assert r"▁?\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
-
-
-@pytest.mark.parametrize("field", [{"byte_fallback": True}, {"max_digits": 2}], ids=str)
-def test_options_of_training_a_tokenizer_are_refused_beside_a_given_one(field):
-    with pytest.raises(ValueError, match=rf"tokenizer\.{min(field)} is of a tokenizer that is trained"):
-        TokenizerSection(path="acme/tokenizer", **field)
 
 
 def test_the_results_show_what_the_model_writes(finished, files):
