@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -94,21 +94,22 @@ def test_a_task_is_a_folder_and_a_row(name):
     assert users <= {"tasks.py", "release.py", "translate.py", "exporters.py"}
 
 
-def imports_of(path: Path) -> set[str]:
-    """Rooms and files of the package that a file imports, wherever in it."""
-    package = ["reluformers", *path.relative_to(ROOT / "reluformers").parts[:-1]]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported_names(nodes: Iterable[ast.AST], package: list[str]) -> Iterator[str]:
+    """Full names of what import statements among the nodes of a file of a package take."""
+    for node in nodes:
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
-            modules = [f"{start}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {".".join(module.split(".")[:2]) for module in modules if module.split(".")[0] == "reluformers"}
-    return found
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Rooms and files of the package that a file imports, wherever in it."""
+    package = ["reluformers", *path.relative_to(ROOT / "reluformers").parts[:-1]]
+    names = imported_names(ast.walk(ast.parse(path.read_text(encoding="utf-8"))), package)
+    return {".".join(name.split(".")[:2]) for name in names if name.split(".")[0] == "reluformers"}
 
 
 def test_imports_point_down_only():
@@ -157,15 +158,8 @@ def import_graph() -> dict[str, set[str]]:
 def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        for part in ast.walk(node) if isinstance(node, ast.Try) else [node]:
-            if isinstance(part, ast.Import):
-                yield from (alias.name for alias in part.names if alias.name in modules)
-            elif isinstance(part, ast.ImportFrom):
-                base = package[: len(package) - part.level + 1] if part.level else []
-                start = ".".join([*base, *([part.module] if part.module else [])])
-                for alias in part.names:
-                    found = f"{start}.{alias.name}"
-                    yield from (one for one in ((found,) if found in modules else (start,)) if one in modules)
+        for found in imported_names(ast.walk(node) if isinstance(node, ast.Try) else [node], package):
+            yield from [one for one in (found, found.rpartition(".")[0]) if one in modules][:1]
 
 
 def test_kernels_import_nothing_of_the_library():
