@@ -20,6 +20,7 @@ from builders.translation_runs import make_recipe, write_pairs
 from reluformers.errors import DivergenceError
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers.tasks import task_named
+from reluformers.training.checkpoints import checkpoints_of
 from reluformers.translation.evaluation import score_of_sums
 from reluformers_research import runner
 from reluformers_research.causal.scoring import mean_nats
@@ -158,8 +159,7 @@ def test_a_killed_row_goes_on_from_its_checkpoint(files, tmp_path):
     job = make_job(files, tmp_path, num_train_epochs=6)
     job.save(tmp_path / "job.json")
     process = start_row(tmp_path / "job.json")
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / job.name).glob("checkpoint-*/trainer_state.json")) and time.monotonic() < deadline:
+    while process.poll() is None and not checkpoints_of(tmp_path / job.name):  # those that are sealed
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
