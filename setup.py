@@ -67,7 +67,7 @@ EXTRAS_REQUIRE["test"] = [
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format
     "transformers-mlinter>=0.1.5",  # lint of the Hub folders, as transformers does it
-    "peft>=0.18",  # LoRA on q_proj and v_proj
+    "peft>=0.19",  # LoRA and prefix tuning
     'triton>=3.6; platform_system == "Linux"',  # GPU kernels in its interpreter
     "selenium>=4.27",  # the app in a browser
     "tensorboard>=2.20",  # the log of a training run

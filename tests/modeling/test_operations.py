@@ -95,5 +95,6 @@ def count_saved_bytes(attention: str) -> int:
 
 
 @needs_code
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers keep more of sums over rows")
 def test_a_compiled_step_keeps_no_more_than_with_softmax():
     assert count_saved_bytes("relu_sum_attention") <= 1.1 * count_saved_bytes("sdpa")
