@@ -20,6 +20,7 @@ from reluformers_cli import COMMANDS
 
 
 def fails(capsys, *arguments) -> str:
+    capsys.readouterr()  # what the test itself has logged by now
     with pytest.raises(SystemExit) as caught:
         run_command(*arguments)
     assert caught.value.code == 2
@@ -173,8 +174,8 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
         if ending != "parquet":
             run_command("align", f"--output={name}.align", "--", f"{name} model", data)
             assert len((tmp_path / f"{name}.align").read_text().splitlines()) == 3
-            run_command("filter", f"--output={name}-scored.{ending}", "--", model.name, data)
-            assert (tmp_path / f"{name}-scored.{ending}").is_file()
+            run_command("filter", f"--output={name}-scored.jsonl", "--", model.name, data)
+            assert (tmp_path / f"{name}-scored.jsonl").is_file()
 
 
 def test_a_name_does_not_command_the_terminal(capsys):
