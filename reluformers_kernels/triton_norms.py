@@ -145,19 +145,17 @@ def norm_backward(
     states, rows, constants = _prepared(states, gain, is_mean)
     width, _, step, rows_at_once, _ = constants
     programs = min(PROGRAMS, -(-rows // rows_at_once))
-    grad_states, sums, of_gain, of_gate = torch.empty_like(states), None, None, None
-    number = (gain is not None) + (gate is not None)
-    if number:  # of each program: gain, then gate
-        sums = states.new_empty((number, programs, width), dtype=torch.float32)
+    grad_states, number = torch.empty_like(states), (gain is not None) + (gate is not None)
+    # of each program: gain, then gate
+    sums = states.new_empty((number, programs, width), dtype=torch.float32) if number else None
     gate = None if gate is None else gate.contiguous()
     tensors = (grad_output.contiguous(), states, gain, gate, grad_states, sums)
     start(norm_backward_kernel, programs, tensors, (), (rows, eps), constants)
+    if sums is None:
+        return grad_states, None, None
     if number == 1 and step == 0:
         return grad_states, sums.sum().view(1), None
-    if sums is not None:
-        totals = sums.sum(1)
-        if step and (gain is None or gate is None or gain.dtype == gate.dtype):
-            totals = totals.to((gate if gain is None else gain).dtype)  # of both at once
-        of_gain = None if gain is None else totals[0]
-        of_gate = None if gate is None else totals[-1]
-    return grad_states, of_gain, of_gate
+    totals = sums.sum(1)
+    if step and (gain is None or gate is None or gain.dtype == gate.dtype):
+        totals = totals.to((gate if gain is None else gain).dtype)  # of both at once
+    return grad_states, None if gain is None else totals[0], None if gate is None else totals[-1]

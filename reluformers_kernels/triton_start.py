@@ -32,10 +32,14 @@ def start(
         constants: arguments that are `tl.constexpr`.
         warps, stages: of the compiled kernel.
     """
+    if IS_INTERPRETED:
+        kernel[(programs,)](*_as_bytes(tensors), *strides, *numbers, *constants)
+        return
     device = tensors[0].device.index
-    if not IS_INTERPRETED and device != torch.cuda.current_device():
+    if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return start(kernel, programs, tensors, strides, numbers, constants, warps, stages)
+            start(kernel, programs, tensors, strides, numbers, constants, warps, stages)
+        return
     pointers = [None if part is None else part.data_ptr() for part in tensors]
     bits = 0
     for number in (*strides, *pointers):
@@ -45,20 +49,18 @@ def start(
         dtypes = [None if part is None else part.dtype for part in tensors]
         key = (id(kernel), device, warps, stages, *constants, *dtypes)
         compiled = _kept.get(key)
-    if compiled is None or IS_INTERPRETED:
-        tensors = [part.view(torch.uint8) if _is_bool(part) else part for part in tensors]
-        options = {} if IS_INTERPRETED else {"num_warps": warps, "num_stages": stages}
-        compiled = kernel[(programs,)](*tensors, *strides, *numbers, *constants, **options)
-        if key is not None and not IS_INTERPRETED:
+    if compiled is None:
+        arguments = (*_as_bytes(tensors), *strides, *numbers, *constants)
+        compiled = kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages)
+        if key is not None:
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
             _kept[key] = compiled
-        return None
+        return
     stream = triton.runtime.driver.active.get_current_stream(device)
     handles = (compiled.function, compiled.packed_metadata, None, None, None)  # no hooks of profilers
     compiled.run(programs, 1, 1, stream, *handles, *pointers, *strides, *numbers, *constants)
-    return None
 
 
-def _is_bool(part: Tensor | None) -> bool:
-    return part is not None and part.dtype == torch.bool
+def _as_bytes(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    return [part if part is None or part.dtype != torch.bool else part.view(torch.uint8) for part in tensors]
