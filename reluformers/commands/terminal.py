@@ -2,7 +2,6 @@
 
 import sys
 
-import datasets
 import transformers
 
 
@@ -13,6 +12,8 @@ def shows_progress() -> bool:
 
 def hide_unwatched_progress() -> None:
     """Draw no progress bars of other libraries into a file or a pipe."""
+    import datasets  # takes a while, and not every command reads data
+
     if not shows_progress():
         datasets.disable_progress_bars()
         transformers.logging.disable_progress_bar()

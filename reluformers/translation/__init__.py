@@ -1,8 +1,20 @@
 """Translation: from sentence pairs to a trained model, its translations and their scores."""
 
-from .arguments import TranslationTrainingArguments
-from .recipe import TranslationRecipe
-from .run import train_translation
-from .trainer import TranslationTrainer
+from importlib import import_module
+from typing import Any
 
-__all__ = ["TranslationRecipe", "TranslationTrainer", "TranslationTrainingArguments", "train_translation"]
+_MODULES = {
+    "TranslationRecipe": "recipe",
+    "TranslationTrainer": "trainer",
+    "TranslationTrainingArguments": "arguments",
+    "train_translation": "run",
+}
+
+__all__ = [*_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what training needs when it is asked for: it takes seconds, for which nobody who translates should wait."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from .tokenization import ROWS_PER_BLOCK, token_lengths
+from .tokenized_rows import ROWS_PER_BLOCK, token_lengths
 
 
 def clean(

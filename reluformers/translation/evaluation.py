@@ -26,7 +26,8 @@ from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
 from .packing import pack_documents
 from .recipe import TranslationRecipe
-from .tokenization import Tokenizer, token_lengths, tokenize_pairs
+from .tokenization import Tokenizer
+from .tokenized_rows import token_lengths, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 

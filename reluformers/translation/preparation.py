@@ -29,16 +29,8 @@ from .loading import load_translation_split, stream_translation_split
 from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
 from .streaming import PairStream
-from .tokenization import (
-    Tokenizers,
-    check_tokenizers_fit,
-    encode_pairs,
-    load_tokenizers,
-    save_tokenizers,
-    token_lengths,
-    tokenize_pairs,
-    train_tokenizer,
-)
+from .tokenization import Tokenizers, check_tokenizers_fit, load_tokenizers, save_tokenizers, train_tokenizer
+from .tokenized_rows import encode_pairs, token_lengths, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.streaming import BatchStream, BlockStream
 from reluformers.training.identity import describe_tokens
 
-from .tokenization import token_lengths
+from .tokenized_rows import token_lengths
 
 # rows by which two streams are told apart, of their first and of their last shard
 _SAMPLE = 1000

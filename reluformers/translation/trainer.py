@@ -25,7 +25,8 @@ from .decoding import translate
 from .metrics import bleu_options, corpus_score
 from .schedules import WarmupThenPlateau, get_noam_schedule
 from .streaming import PairStream
-from .tokenization import save_tokenizers, token_lengths
+from .tokenization import save_tokenizers
+from .tokenized_rows import token_lengths
 
 
 class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):

@@ -47,7 +47,8 @@ from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.onnx_runtime import OnnxTranslator
-from reluformers.translation.tokenization import save_tokenizers, token_lengths, tokenize_pairs, train_tokenizer
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
 
 PEER = "marian"
 GROUPED_PEER = "marian, by length"  # the same, in batches of sentences of like length, as transformers can form them

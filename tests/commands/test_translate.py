@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -37,6 +38,15 @@ def printed(capsys, *arguments) -> list[str]:
 
 def test_a_text(folder, expected, capsys):
     assert printed(capsys, "--model", folder, TEXTS[0]) == expected(TEXTS[:1])
+
+
+def test_a_text_waits_for_no_package_of_training(folder):
+    code = (
+        "import sys; from reluformers_cli import main\n"
+        f"main(['translate', '--model', {str(folder)!r}, 'Two dogs.'])\n"
+        "assert not {'datasets', 'evaluate', 'matplotlib', 'pandas', 'sacrebleu'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tmp_path, monkeypatch):

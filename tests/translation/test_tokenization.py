@@ -23,10 +23,9 @@ from reluformers.translation.tokenization import (
     check_tokenizers_fit,
     load_tokenizers,
     save_tokenizers,
-    token_lengths,
-    tokenize_pairs,
     train_tokenizer,
 )
+from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
 
 TEXTS = [
     "The cat sat on the mat, and the dog didn't.",
