@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from .errors import describe_error
 
 
@@ -114,18 +112,6 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
     if not isinstance(content, kind):
         raise ValueError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
     return content
-
-
-def parse_yaml(text: str) -> Any:
-    """Content of YAML.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"no YAML ({error})") from error
 
 
 def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:

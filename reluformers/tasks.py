@@ -124,10 +124,13 @@ def task_of(config: PreTrainedConfig) -> Task:
     raise ValueError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
 
 
-def task_of_model_type(model_type: Any) -> Task | None:
-    """The task of a family of this library by its `model_type`; None for others."""
+def task_of_model_type(model_type: Any) -> Task:
+    """The task of a family of this library by its `model_type`; a `ValueError` for others."""
     models = FAMILIES.get(config_class_of(model_type), {})
-    return next((task for task in TASKS.values() if task.auto_class in models), None)
+    for task in TASKS.values():
+        if task.auto_class in models:
+            return task
+    raise ValueError(f"model_type {model_type!r} is none of reluformers' models")
 
 
 def evaluate(model: str | Path, data: str | Mapping[str, Any], **fields: Any) -> Evaluation:

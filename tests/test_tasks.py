@@ -53,7 +53,8 @@ def test_every_family_has_a_task():
         task = task_of_model_type(config_class.model_type)
         assert task.auto_class in models
         assert TASKS[task.name] is task
-    assert task_of_model_type("bert") is None
+    with pytest.raises(ValueError, match="'bert' is none"):
+        task_of_model_type("bert")
 
 
 def test_models_of_others_have_tasks_too():

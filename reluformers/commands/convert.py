@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of our configuration, as in a recipe"
     )
-    parser.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
+    kind.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
     parser.add_argument(
         "--sites",
         nargs="+",
@@ -42,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapter", action="store_true", help="write the parameters of the attention alone, beside the source's id"
     )
-    parser.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
 
 
@@ -51,17 +52,16 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     take_changes(options, "fields", FIELD_CHANGE, "sites")
     source, folder, preset, sites = options.source, options.folder, options.preset, options.sites or None
-    if sites and preset is None:
-        raise ValueError("--sites says where, but there is no --preset to say what comes there")
     check_model(source)
     given = read_fields(options.fields, "FIELD=VALUE")
-    if options.back and (preset is not None or given):
-        raise ValueError("--back takes a model as it is, without --preset and FIELD=VALUE")
-    if options.back and not options.adapter:
+    keeps_class = not options.back and (options.adapter or is_exchanged_as_it_is(source))
+    if given and (options.back or keeps_class):
+        raise ValueError(f"FIELD=VALUE, here {', '.join(given)}, is of models that become one of ours")
+    if preset is None and (sites or keeps_class):
+        raise ValueError("give --preset: the attention that comes to --sites, or to a model that keeps its class")
+    if options.back:
         model = convert_back(source, folder, overwrite=options.overwrite)
-    elif options.adapter or is_exchanged_as_it_is(source):
-        if preset is None or given:
-            raise ValueError(f"{source}: keeps its class; give --preset alone, or with --sites, for its attention")
+    elif keeps_class:
         model = exchange_source(source, folder, preset, sites, adapter=options.adapter, overwrite=options.overwrite)
     else:
         model = convert(source, folder, preset, sites, overwrite=options.overwrite, **given)

@@ -17,7 +17,6 @@ num_workers, of a data set of the Hub data_config or data_revision.
 """
 
 import argparse
-import os
 from typing import Any
 
 from reluformers.data.checked_fields import check_fields
@@ -59,15 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Score and report.
-
-    Raises:
-        ValueError: several processes were started, which would each score every row and write the same files.
-    """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError(
-            f"evaluate runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without a launcher"
-        )
+    """Score and report."""
     silence_transformers()
     take_changes(options, "settings", FIELD_CHANGE, "data")
     check_model(options.model)

@@ -59,18 +59,15 @@ def run(options: argparse.Namespace) -> None:
     name = Path(first).resolve().name if Path(first).exists() else first.rpartition("/")[2]
     output = options.output or Path(f"{name.removesuffix('-onnx')}-{options.to}")
     if options.to == "page":
-        if options.data or len(options.precision or ()) > 1:
-            raise ValueError("a page has one --precision and takes no --data")
-        precision = options.precision[0] if options.precision else "int8"
+        (precision,) = options.precision or ["int8"]
         page = export_page(
             options.model, output, precision=precision, bundle=options.bundle, overwrite=options.overwrite
         )
         print(f"{page['bytes'] / 1e6:.1f} MB to load; to look at it: python -m http.server --directory {output}")
     else:
-        if len(options.model) > 1:
-            raise ValueError("several models are of --to page")
+        (model,) = options.model
         record = export_onnx(
-            first,
+            model,
             output,
             precisions=options.precision or ["fp32", "int8"],
             attentions=options.attentions,

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import drop_tokens
 from reluformers.onnx import SUFFIXES
-from reluformers.saved_models import DTYPES, EXPORT_RECORD, check_indices, check_no_adapter, set_precision
+from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
 
@@ -33,15 +33,12 @@ def run(options: argparse.Namespace) -> None:
     """Load and serve.
 
     Raises:
-        ValueError: the folder is none, its model cannot be loaded, or the address is taken.
+        ValueError: the folder is none, or its model cannot be loaded.
+        OSError: the address is taken.
     """
-    if not Path(options.model, "config.json").is_file():
-        raise ValueError(f"{options.model}: is not the folder of a saved model, it has no config.json")
     check_indices(options.model)
     check_no_adapter(options.model)
     check_model(options.model)
-    if options.precision and not Path(options.model, EXPORT_RECORD).is_file():
-        raise ValueError("--precision is of folders that `reluformers export` has written; --dtype is of PyTorch")
     bound = bind(options.host, options.port)
     drop_tokens()
     disable_progress_bar()

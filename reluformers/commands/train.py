@@ -12,7 +12,6 @@ Examples:
 import argparse
 from functools import partial
 
-from reluformers.errors import describe_error, is_disk_full
 from reluformers.tasks import load_recipe, recipe_for_pairs, task_named
 from reluformers.training.recipe import Recipe
 
@@ -76,9 +75,4 @@ def run(options: argparse.Namespace) -> None:
     recipe = read_recipe(options)
     if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
-    try:
-        task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        raise ValueError(f"{describe_error(error)} with --resume auto") from error
+    task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)

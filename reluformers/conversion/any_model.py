@@ -53,11 +53,8 @@ def exchange_source(
     place = str(source)
     check_output_folder(folder, source, inside=True)
     config = load_config(place)
-    architectures = getattr(config, "architectures", None) or []
-    model_class = getattr(transformers, architectures[0], None) if architectures else None
-    if model_class is None:
-        raise ValueError(f"{place}: its config.json names {architectures}, which is no class of transformers")
     with opening(place, "a model of transformers"):
+        model_class = getattr(transformers, config.architectures[0])
         model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
     check_weights(place, info)
     exchange_attention(model, preset, sites)

@@ -201,8 +201,6 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     place = str(source)
     check_output_folder(folder, place, inside=True)
     config = load_config(place)
-    if config_class_of(config.model_type) is None:
-        raise ValueError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")
     with opening(place, "its configuration"):
         target = target_of(config)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
@@ -233,8 +231,6 @@ def open_processor(opened: Opened) -> Any | None:
             return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
         # the processor without torchvision, whatever is installed
         return ViTImageProcessorPil.from_pretrained(opened.place)
-    except ImportError:  # of a package that it needs
-        raise
     except Exception as error:  # each library has its own
         logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
         return None

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformers.data.names import named_split
-from reluformers.files import parse_yaml
 from reluformers.saved_models import to_accelerator
 
 from .attention_report import attention_report
@@ -125,7 +125,7 @@ class Scorer:
 def _training_seed(model: str | Path) -> int | None:
     """The seed in the recipe beside a model, if there is one."""
     try:
-        seed = parse_yaml(Path(model, "recipe.yaml").read_text(encoding="utf-8"))["training"]["seed"]
-    except (OSError, ValueError, TypeError, KeyError):
+        seed = yaml.safe_load(Path(model, "recipe.yaml").read_text(encoding="utf-8"))["training"]["seed"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return None  # there is no recipe, or what needs it says what is wrong with it
     return seed if isinstance(seed, int) else None

@@ -16,12 +16,11 @@ from transformers import PreTrainedModel
 from reluformers.app.models import describe_training, find_examples
 from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
-from reluformers.families import FAMILIES
 from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
 from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.onnx.graphs import operators
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
-from reluformers.tasks import Task, task_of
+from reluformers.tasks import Task, task_of_model_type
 
 from .exporters import EXPORTERS, Exporter, differing_rows, stock_config
 
@@ -61,10 +60,7 @@ def export_onnx(
             float32 give other logits than the model.
     """
     check_output_folder(folder, model, inside=True)
-    config = load_config(model)
-    if type(config) not in FAMILIES:
-        raise ValueError(f"{model}: is a model of type {config.model_type!r}, but export writes those of this library")
-    task = task_of(config)
+    task = task_of_model_type(load_config(model).model_type)
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
     rows = scorer.load() if data else None  # before the graphs, which take long

@@ -11,7 +11,7 @@ from reluformers.data.names import named_split
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
 from reluformers.files import read_json
 from reluformers.saved_models import load_config
-from reluformers.tasks import Task, task_of
+from reluformers.tasks import Task, task_of_model_type
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 
@@ -37,7 +37,7 @@ class FinishedRun:
     @property
     def task(self) -> Task:
         """What the model does."""
-        return task_of(self.config)
+        return task_of_model_type(self.config.model_type)
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, perhaps empty."""
@@ -64,21 +64,19 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     """
     folder = Path(folder)
     config = load_config(folder)
-    if not hasattr(config, "attention_for"):
-        raise ValueError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
     recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
-    scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
+    if evaluation is not None:
+        scored = Evaluation.load(evaluation)
+    else:
+        scored = _scored_in_training(task_of_model_type(config.model_type), recipe, results)
     log = read_json(folder / LOG_FILE, list) if (folder / LOG_FILE).is_file() else []
     return FinishedRun(config, recipe, log, results, scored)
 
 
-def _scored_in_training(
-    config: PreTrainedConfig, recipe: dict[str, dict[str, Any]], results: dict[str, Any]
-) -> Evaluation | None:
+def _scored_in_training(task: Task, recipe: dict[str, dict[str, Any]], results: dict[str, Any]) -> Evaluation | None:
     """What a training run measured at its end: of the test set, else of the validation set."""
-    task = task_of(config)
     data = recipe.get("data") or {}
     for split in ("test", "validation"):
         if results.get(f"{split}_{task.main_metric}") is None:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,21 +92,25 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
         except ClientDisconnect:
             return JSONResponse(None)  # nobody reads it
         except ValueError as error:
-            raise HTTPException(400, str(error)) from error
+            return _fault(400, error)
         except RuntimeError as error:
-            raise HTTPException(500, str(error)) from error
+            return _fault(500, error)
         finally:
             requests.remove(request)
         try:
             return JSONResponse(answer)
         except ValueError as error:  # NaN is no JSON
-            raise HTTPException(500, f"the model's answer is no JSON: {error}") from error
+            return _fault(500, f"the model's answer is no JSON: {error}")
 
     @server.exception_handler(HTTPException)
     async def say(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        return _fault(error.status_code, error.detail, error.headers)
 
     return server
+
+
+def _fault(status: int, what: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": str(what)}, status, headers)
 
 
 async def read_request(request: Request, task: str) -> Any:
@@ -138,10 +142,7 @@ async def read_request(request: Request, task: str) -> Any:
         raise HTTPException(413, f"the body has {length} bytes, at most {MAX_BODY_BYTES} are allowed")
     if is_file:
         return {"inputs": bytes(body)}
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is no JSON: {error}") from error
+    return json.loads(body)
 
 
 def describe_body(handler: Any) -> dict[str, Any]:

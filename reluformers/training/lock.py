@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 LOCK_FILE = ".lock"
 # the workers of a killed run hold its lock until they notice
@@ -15,13 +15,9 @@ _PATIENCE = 10.0  # seconds
 def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     """Keep other runs out of a folder, which is made, for the time of a block.
 
-    The system frees the lock when its process ends, however it ends, so none is ever stale. A ValueError says that
-    another run is still there after `patience` seconds.
+    The system frees the lock when its process ends, however it ends, so none is ever stale. filelock's `Timeout`, an
+    OSError, says that another run is still there after `patience` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder / LOCK_FILE).acquire(timeout=patience)
-    except Timeout:
-        raise ValueError(f"{folder}: another process is training here; choose another --output_dir") from None
-    with lock:
+    with FileLock(folder / LOCK_FILE, timeout=patience):
         yield

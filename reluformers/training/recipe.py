@@ -69,10 +69,7 @@ class Recipe:
         """Configuration of the model, with further fields (those that the data decide on)."""
         values = {**self.model, **fields}
         if self.start is None:
-            try:
-                return self.make_config(values.pop("preset", "softmax"), **values)
-            except AttributeError as error:  # transformers looks a dtype up in torch
-                raise ValueError(f"model: {error}") from error
+            return self.make_config(values.pop("preset", "softmax"), **values)
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
         opened = open_source(self.start)
         if (found := PIPELINE_TAGS[opened.auto_class]) != self.task:
@@ -145,9 +142,7 @@ class Recipe:
         """Check names and types of every key and build the recipe."""
         owners, checked = typing.get_type_hints(cls), {}
         for name, values in sections.items():
-            if name == "task":
-                if values != cls.task:
-                    raise ValueError(f"task is {values!r}, but this is a recipe of {cls.task}")
+            if name == "task":  # the file's own, by which `load_recipe` chooses the class
                 continue
             check_name(name, [item.name for item in dataclasses.fields(cls)], "section")
             values = {} if values is None else values
@@ -256,7 +251,7 @@ def override(values: dict[str, Any], text: str, form: str = "section.key=value")
         form: that it must have.
 
     Raises:
-        ValueError: it is not of that form, or what a name leads to is no mapping.
+        ValueError: it is not of that form.
     """
     name, equals, value = text.partition("=")
     *parents, last = name.split(".")
@@ -265,7 +260,5 @@ def override(values: dict[str, Any], text: str, form: str = "section.key=value")
     for parent in parents:
         if values.get(parent) is None:
             values[parent] = {}
-        values = values[parent]
-        if not isinstance(values, dict):
-            raise ValueError(f"{text!r}: {parent} is {values!r}, so it has no keys of its own")
+        values = check_mapping(parent, values[parent])
     values[last] = _parse_yaml(value, text)

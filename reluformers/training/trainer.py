@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class TaskTrainer(Trainer):
         self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
-                raise self._divergence(f"the loss is {logs['loss']}")
+                self._diverge(f"the loss is {logs['loss']}")
             is_distributed = self.args.world_size > 1
             logs |= self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
             logs["seconds_left"] = self.meter.seconds_left(self.state)
@@ -155,12 +155,12 @@ class TaskTrainer(Trainer):
         weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters())
         faults = torch.stack([~self._tr_loss.isfinite().all(), *(~weight.isfinite().all() for weight in weights)])
         if self.accelerator.reduce(faults.any().float(), reduction="sum"):
-            raise self._divergence("loss or weights are not finite")
+            self._diverge("loss or weights are not finite")
 
-    def _divergence(self, what: str) -> DivergenceError:
+    def _diverge(self, what: str) -> NoReturn:
         last = get_last_checkpoint(self.args.output_dir)
         kept = f"{last} is the last checkpoint with finite weights" if last else "there is no checkpoint yet"
-        return DivergenceError(f"training diverged: {what} at update {self.state.global_step}; {kept}")
+        raise DivergenceError(f"training diverged: {what} at update {self.state.global_step}; {kept}")
 
     def _prepare_for_training(self, *arguments: Any, **options: Any) -> tuple[nn.Module, Any]:
         if self.accelerator.is_fsdp2:

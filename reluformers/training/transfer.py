@@ -45,11 +45,8 @@ class TransferOptions:
     def __post_init__(self):
         check_number("model", "distillation", self.distillation, "[0, 1]")
         check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
-        if self.is_gradual != (self.schedule_updates > 0):
-            raise ValueError(
-                f"model.schedule_updates is {self.schedule_updates}: it must be 1 or more with model.schedule "
-                "layer_by_layer and mixed, and 0 with at_once"
-            )
+        bounds = "[1, inf)" if self.is_gradual else "[0, 0]"
+        check_number("model", "schedule_updates", self.schedule_updates, bounds, integer=True)
 
     @property
     def is_gradual(self) -> bool:
@@ -115,9 +112,6 @@ class Transfer(TrainerCallback):
         original: it before the exchange; becomes frozen, float32, on the device of the accelerator, and no part of the
             model.
         accelerator: whose mixed precision the original is run in.
-
-    Raises:
-        ValueError: nothing of the model is exchanged.
     """
 
     def __init__(
@@ -130,8 +124,6 @@ class Transfer(TrainerCallback):
         self.options, self.model, self.accelerator = options, model, accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
-        if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
-            raise ValueError("model.preset is the attention of model.start: nothing is exchanged")
         # without distillation, all but the attention may go
         self.original = original if options.is_distilled else None
         self.recorded = self.pairs if options.attention_distillation > 0 else {}

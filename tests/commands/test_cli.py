@@ -113,12 +113,6 @@ def test_stdout_may_be_closed():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_evaluation_refuses_a_launcher(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    line = fails(capsys, "evaluate", "x", "--data", "y")
-    assert line == "error: evaluate runs in one process, but WORLD_SIZE is 2: start it without a launcher"
-
-
 @pytest.mark.slow
 def test_the_script_is_a_shim_of_the_command():
     script = SCRIPTS / "train.py"

@@ -70,7 +70,7 @@ def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
     assert list(found["data"]["source"].values()) == [str(rows / "test.en"), str(rows / "test.de")]
     (rows / "test.de").write_text("x\n")
     assert "test.de" in refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
-    assert "3" in refusal_of(capsys, "evaluate", folder, "--data", "a", "b", "c")
+    assert "longer" in refusal_of(capsys, "evaluate", folder, "--data", "a", "b", "c")
     output = rows / "test.en"
     given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
     assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
