@@ -91,7 +91,7 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
             answer = await batcher.answer(data, request.is_disconnected)
         except ClientDisconnect:
             return JSONResponse(None)  # nobody reads it
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter of brackets without end
             return _fault(400, error)
         except RuntimeError as error:
             return _fault(500, error)
