@@ -194,11 +194,7 @@ class Connection(H11Protocol):
 def serve(server: FastAPI, bound: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are there are answered first, for `DRAIN_SECONDS` at most."""
     config = uvicorn.Config(
-        server,
-        http=Connection,
-        backlog=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-        access_log=False,
+        server, http=Connection, backlog=MAX_CONNECTIONS, timeout_graceful_shutdown=DRAIN_SECONDS, access_log=False
     )
     with contextlib.suppress(KeyboardInterrupt):  # the signal again, once all is answered
         uvicorn.Server(config).run(sockets=[bound])
