@@ -308,12 +308,12 @@ def table(found: dict[str, Found]) -> str:
         for what in {kept_by(module_class) for module_class in one.softmax} - {None, ""}:
             kept[what].append(model_type)
     lines = [
-        f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact and "
-        f"{len(groups['in parts'])} in their parts, which run the attention of {len(reached_files(found))} of the "
-        f"{len(files_with_interface())} files of models that call the interface; {len(groups['refused'])} types are "
-        f"refused by name, and {len(files_left_out(found))} files are neither exact nor of these; of "
-        f"{len(groups['untried'])} types no tiny model ran here, {len(groups['none'])} call no attention through the "
-        f"interface, and {len(groups['part'])} are configurations within others, without a model of their own.",
+        f"With transformers {transformers.__version__}, {len(groups['exact'])} types are exact, "
+        f"{len(groups['in parts'])} are exact in parts, {len(groups['refused'])} are refused and "
+        f"{len(groups['untried'])} were not tried. {len(groups['none'])} types call no attention through the "
+        f"interface of transformers. {len(groups['part'])} types have no model of their own. The exact types and "
+        f"parts use {len(reached_files(found))} of the {len(files_with_interface())} files that call the "
+        f"interface. Of the other files, {len(files_left_out(found))} belong to no refused type.",
         "",
         "| | model types |",
         "| --- | --- |",
