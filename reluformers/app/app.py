@@ -104,10 +104,8 @@ def open_page(
     examples = example or os.environ.get("EXAMPLES", "").splitlines()
     names = [name] if name else cloned_models()
     try:
-        if not names:
+        if name is None and (not names or revision or compare or examples):
             raise ValueError("name a model: its folder or Hub id")
-        if name is None and (revision or compare or examples):
-            raise ValueError("name the model that the revision, the comparison or the examples are for")
         folders = [*names, *filter(None, [compare])]
         if all(map(os.path.isdir, folders)):
             drop_tokens()  # models of the Hub may be private, and need the token

@@ -171,10 +171,8 @@ class Translator:
             layer: from 0.
 
         Raises:
-            ValueError: there is no such site or layer.
+            ValueError: there is no such layer.
         """
-        if site not in list(AXIS_NAMES):
-            raise ValueError(f"The site {site!r} is none of {list(AXIS_NAMES)}.")
         given, written = translation.target_ids[:-1], translation.target_ids[1:]
         outputs = self.model(
             input_ids=torch.tensor([translation.source_ids]),

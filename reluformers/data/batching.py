@@ -152,8 +152,6 @@ class PerProcessDataLoader(DataLoader):
 
 
 def _check_rows(source: np.ndarray, target: np.ndarray, max_tokens: int, world_size: int) -> None:
-    if not len(source):
-        raise ValueError("no rows to make batches of; check the data and how they are cleaned")
     tokens = int(max(source.max(), target.max()))
     if tokens > max_tokens:
         raise ValueError(f"a row has {tokens} tokens, but training.max_tokens of a whole batch is {max_tokens}")

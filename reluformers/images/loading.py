@@ -116,11 +116,8 @@ def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:
         files = sorted([*place.glob(f"{escaped}.parquet"), *place.glob(f"{escaped}-*-of-*.parquet")])
         if files:
             return files
-    if (folder / name).is_dir():
-        return folder / name
-    if name == "train":  # the folders of the classes may lie here themselves
-        return folder
-    raise ValueError(f"{folder}: no file {name}.parquet and no folder {name} of classes")
+    is_whole = name == "train" and not (folder / name).is_dir()  # the folders of the classes lie here themselves
+    return folder if is_whole else folder / name
 
 
 def _read_folder(folder: Path) -> Dataset:
@@ -130,7 +127,7 @@ def _read_folder(folder: Path) -> Dataset:
     # hidden files are no images, whatever their ending
     files = [path for path in folder.glob("[!.]*/[!.]*") if path.suffix.lower() in endings and path.is_file()]
     if not files:
-        raise ValueError(f"{folder}: no folders of images")
+        raise ValueError(f"{folder}: no folders of images, nor a Parquet file of this name")
     files.sort(key=lambda path: (path.parent.name, str(path)))
     random.Random(0).shuffle(files)
     names = sorted({path.parent.name for path in files})

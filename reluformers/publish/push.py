@@ -3,8 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,20 +79,18 @@ def push_to_hub(
     folder, api = Path(folder), api or HfApi()
     hub = _Repository(api, repo_id, private, read_config(folder)["model_type"])
     refuse_links(folder)
-    with _staging(folder) as staging:
+    with tempfile.TemporaryDirectory() as temporary:
+        staging = Path(temporary).resolve()
         stage_files(folder, staging, card_options.get("held_out", True))
         stamps = {path: stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         card = staging / CARD_FILE
-        pinned = _adopt_card(card, repo_id, card_options.get("base_model"))
-        if revision and pinned and revision != pinned:
-            raise ValueError(f"{card}: loads revision {pinned}, but {revision} is pushed; correct it, or delete it")
-        named = revision or pinned
+        named = _adopt_card(card, repo_id, card_options.get("base_model"), revision)
         name = named or hub.head_tag or hub.next_tag
         if not card.is_file():
             report(f"{folder}: writing the card")
             write_card(folder, repo_id, revision=name, output=staging, **card_options)
-        _pin(card, pinned or name)
+        _pin(card, name)
         report(f"{folder}: opening it where reluformers is not installed")
         check = check_folder(staging)
         if not check.is_stored:
@@ -197,18 +194,24 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
     )
 
 
-def _adopt_card(card: Path, repo_id: str, base_model: str | None) -> str | None:
+def _adopt_card(card: Path, repo_id: str, base_model: str | None, revision: str | None) -> str | None:
     """Make a card that this library wrote for another repository one of this, with all that it says.
 
     The card of `base_model` is removed, as it describes other weights.
 
     Returns:
-        The revision that a card of this repository pins, if it does.
+        The revision that is asked for, else the one that a card of this repository pins, if it does.
+
+    Raises:
+        ValueError: the two differ.
     """
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
     if repo_id in loaded:
-        return next(iter(_PINNED.findall(text)), None)
+        pinned = next(iter(_PINNED.findall(text)), None)
+        if revision and pinned and revision != pinned:
+            raise ValueError(f"{CARD_FILE} loads revision {pinned}, but {revision} is pushed; correct or delete it")
+        return revision or pinned
     if MARK in text and base_model in loaded:
         card.unlink()
     elif MARK in text and loaded:
@@ -216,7 +219,7 @@ def _adopt_card(card: Path, repo_id: str, base_model: str | None) -> str | None:
         old, new = (name.rpartition("/")[2] for name in (other, repo_id))
         text = re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", text.replace(other, repo_id), flags=re.M)
         card.write_text(text, encoding="utf-8")
-    return None
+    return revision
 
 
 def _pin(card: Path, revision: str) -> None:
@@ -234,14 +237,3 @@ def _is_same(remote: Any, path: Path) -> bool:
         return git_hash(path.read_bytes()) == remote.blob_id
     with path.open("rb") as file:
         return sha_fileobj(file).hex() == remote.lfs.sha256
-
-
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """An empty folder for what is about to be uploaded; errors about it name the user's folder."""
-    with tempfile.TemporaryDirectory() as temporary:
-        staging = Path(temporary).resolve()
-        try:
-            yield staging
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(staging), str(folder))) from error

@@ -111,7 +111,7 @@ def test_one_batch_is_divided_among_processes():
     [
         ([3, 4, 5], [3, 12, 5], 1, "12 tokens"),
         ([9] * 3, [9] * 3, 2, "3 batches"),
-        ([], [], 1, "no rows"),
+        ([], [], 1, "zero-size"),
     ],
 )
 def test_impossible_batches_are_refused(source, target, world_size, said):

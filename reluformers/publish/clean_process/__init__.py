@@ -42,7 +42,7 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
         What child.py writes for that task, with `model_class`.
 
     Raises:
-        RuntimeError: the process failed; the message is the end of what it said.
+        ValueError: the process failed; the message has the last line of what it said.
     """
     with tempfile.TemporaryDirectory() as home:
         process = subprocess.run(
@@ -54,7 +54,6 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
             check=False,
         )
     if process.returncode:
-        raise RuntimeError(
-            f"{folder} cannot be opened without reluformers:\n{process.stderr.decode(errors='replace')[-2000:]}"
-        )
+        reason = process.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"{folder}: does not open where reluformers is not installed: {reason}")
     return json.loads(process.stdout)
