@@ -1,7 +1,9 @@
 """The compiled attention beside the matrix: statistics, dropout, threads, hidden numbers, instruction sets."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,39 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
             check_call(*draw_call(case), case["has_statistics"])
     states = draw(2, 2, 40, 37, 10)
     compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
+
+
+def _sanitizer() -> str | None:
+    """Library of AddressSanitizer, which the process has to begin with."""
+    if shutil.which("gcc") is None:
+        return None
+    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    return found.stdout.strip() if Path(found.stdout.strip()).is_absolute() else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_sanitizer() is None, reason="needs GCC with AddressSanitizer")
+def test_no_memory_but_its_own_is_touched(tmp_path):
+    """Searches, and attention in odd shapes, by code that ends the process at a wrong address or an undefined step."""
+    library = tmp_path / "checked.so"
+    options = ["-O1", "-march=native", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-lm"]
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    subprocess.run(["gcc", *options, *checks, "-o", library, *SOURCES], check=True)
+    here = Path(__file__)
+    chosen = [
+        here.with_name("test_search.py"),
+        *(f"{here}::test_{name}" for name in ("ends_of_the_shapes", "what_it_takes")),
+    ]
+    code = (
+        "import pytest, reluformers_native as native; from pathlib import Path\n"
+        f"native._file = lambda name: Path({str(library)!r})\n"
+        f"raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[str(path) for path in chosen]}]))"
+    )
+    environment = {**os.environ, "LD_PRELOAD": _sanitizer(), "ASAN_OPTIONS": "detect_leaks=0"}
+    root = here.parents[2]
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert " passed" in done.stdout
 
 
 @needs_code
