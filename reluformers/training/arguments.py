@@ -55,6 +55,8 @@ class TaskTrainingArguments(TrainingArguments):
                 "label_smoothing_factor hides the labels, and with them the regulariser, from the model: set "
                 "label_smoothing of the model"
             )
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise ValueError("early_stopping_patience counts evaluations: it needs an eval_strategy")
         if len(self.final_weights) > 1:
             raise ValueError(f"{' and '.join(self.final_weights)} choose the final weights: set only one")
 

@@ -112,6 +112,9 @@ class Transfer(TrainerCallback):
         original: it before the exchange; becomes frozen, float32, on the device of the accelerator, and no part of the
             model.
         accelerator: whose mixed precision the original is run in.
+
+    Raises:
+        ValueError: nothing of the model is exchanged.
     """
 
     def __init__(
@@ -124,6 +127,8 @@ class Transfer(TrainerCallback):
         self.options, self.model, self.accelerator = options, model, accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
+        if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
+            raise ValueError("model.preset is the attention of model.start: nothing is exchanged")
         # without distillation, all but the attention may go
         self.original = original if options.is_distilled else None
         self.recorded = self.pairs if options.attention_distillation > 0 else {}

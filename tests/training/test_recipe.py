@@ -148,6 +148,7 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
     [
         ({"schedule": "warmup_then_plateau", "eval_strategy": "no"}, "warmup_then_plateau"),
         ({"schedule": "warmup_then_plateau", "eval_strategy": "epoch", "evaluate_bleu": False}, "warmup_then_plateau"),
+        ({"early_stopping_patience": 2}, "early_stopping_patience"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
         ({"average_last": 5, "ema_decay": 0.9}, "average_last and ema_decay"),
     ],

@@ -352,6 +352,7 @@ def test_wrong_fields_are_named(starts, model):
 @pytest.mark.parametrize(
     ("training", "model", "named"),
     [
+        ({}, {"preset": "softmax", "attention_distillation": 1.0}, "model.preset"),
         ({"torch_compile": True}, {"distillation": 0.5}, "torch_compile"),
         ({}, {"distillation": 0.5, "problem_type": "multi_label_classification"}, "model.distillation"),
     ],
