@@ -14,7 +14,7 @@ import yaml
 from transformers import PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
-from reluformers.conversion.convert import exchanged_config, open_source
+from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config, open_source
 from reluformers.data.checked_fields import check_at_least, check_fields, check_mapping, check_name
 from reluformers.data.names import marked_as_local
 from reluformers.data.sources import naming
@@ -69,9 +69,15 @@ class Recipe:
         """Configuration of the model, with further fields (those that the data decide on)."""
         values = {**self.model, **fields}
         if self.start is None:
-            return self.make_config(values.pop("preset", "softmax"), **values)
+            try:
+                return self.make_config(values.pop("preset", "softmax"), **values)
+            except AttributeError as error:  # transformers looks a dtype up in torch
+                raise ValueError(f"model: {error}") from error
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
-        return exchanged_config(open_source(self.start), values.get("preset"), values.get("sites"), **config_fields)
+        opened = open_source(self.start)
+        if (found := PIPELINE_TAGS[opened.auto_class]) != self.task:
+            raise ValueError(f"model.start is {self.start}, a model of {found}, but this is a recipe of {self.task}")
+        return exchanged_config(opened, values.get("preset"), values.get("sites"), **config_fields)
 
     @property
     def start(self) -> str | None:
