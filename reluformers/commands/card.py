@@ -17,7 +17,7 @@ from reluformers.publish.card import CardOptions, write_card
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
-    silence_transformers()
+    silence_libraries()
     check_model(options.folder)
     place = {"revision": options.revision, "output": options.output, "overwrite": options.overwrite}
     print(write_card(options.folder, options.repo_id, **place, **card_options(options)))

@@ -20,7 +20,7 @@ from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_
 from reluformers.tasks import task_of_model_type
 from reluformers.training.checkpoints import check_model
 
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Check."""
-    silence_transformers()
+    silence_libraries()
     folder = Path(options.model)
     if is_hub_id(options.model) and not folder.exists():
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))

@@ -22,7 +22,7 @@ from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Convert."""
-    silence_transformers()
+    silence_libraries()
     take_changes(options, "fields", FIELD_CHANGE, "sites")
     source, folder, preset, sites = options.source, options.folder, options.preset, options.sites or None
     check_model(source)

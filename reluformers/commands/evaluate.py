@@ -30,7 +30,7 @@ from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, rows_of, take_changes
 from .options import add_fields
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 # fields of a task's options that are options here; NAME=VALUE sets any
 COMMON = ("split", "attention_report", "output", "trust_remote_code")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score and report."""
-    silence_transformers()
+    silence_libraries()
     take_changes(options, "settings", FIELD_CHANGE, "data")
     check_model(options.model)
     given = vars(options)

@@ -21,7 +21,7 @@ from reluformers.export.page import export_page
 from reluformers.onnx import SUFFIXES
 from reluformers.training.checkpoints import check_model
 
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Export."""
-    silence_transformers()
+    silence_libraries()
     for model in options.model:
         check_model(model)
     first = options.model[0]

@@ -21,7 +21,7 @@ from reluformers.publish.space import add_to_collection, push_space, push_static
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
-from .terminal import silence_transformers
+from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def ask(line: str, is_agreed: bool) -> bool:
 
 def run(options: argparse.Namespace) -> None:
     """Push."""
-    silence_transformers()
+    silence_libraries()
     disable_progress_bars()
     logging.set_verbosity_error()
     check_model(options.folder)

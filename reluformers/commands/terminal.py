@@ -23,4 +23,9 @@ def silence_transformers() -> None:
     """For commands that open models: what matters of transformers' reports comes back as one line of their own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def silence_libraries() -> None:
+    """For commands that open models and read data."""
+    silence_transformers()
     hide_unwatched_progress()

@@ -22,7 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import transformers
 from tqdm.auto import tqdm
 
 from reluformers.files import check_output_files, stamp
@@ -33,7 +32,7 @@ from reluformers.translation.decoding import load_translation_model, saved_searc
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
 from reluformers.translation.tokenization import Tokenizers
 
-from .terminal import shows_progress
+from .terminal import shows_progress, silence_transformers
 
 CLONED_MODEL = str(Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de")
 _FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # news.en, and no "U.S." or "3.50"
@@ -60,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Translate."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    silence_transformers()
     source, is_file = options.text, os.path.isfile(options.text)
     if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
         raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")

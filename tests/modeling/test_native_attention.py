@@ -163,16 +163,8 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
     compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
 
 
-def _sanitizer() -> str | None:
-    """Library of AddressSanitizer, which the process has to begin with."""
-    if shutil.which("gcc") is None:
-        return None
-    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return found.stdout.strip() if Path(found.stdout.strip()).is_absolute() else None
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(_sanitizer() is None, reason="needs GCC with AddressSanitizer")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs GCC, which brings AddressSanitizer")
 def test_no_memory_but_its_own_is_touched(tmp_path):
     """Searches, and attention in odd shapes, by code that ends the process at a wrong address or an undefined step."""
     library = tmp_path / "checked.so"
@@ -189,7 +181,8 @@ def test_no_memory_but_its_own_is_touched(tmp_path):
         f"native._file = lambda name: Path({str(library)!r})\n"
         f"raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[str(path) for path in chosen]}]))"
     )
-    environment = {**os.environ, "LD_PRELOAD": _sanitizer(), "ASAN_OPTIONS": "detect_leaks=0"}
+    sanitizer = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+    environment = {**os.environ, "LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0"}
     root = here.parents[2]
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -25,7 +25,7 @@ from typing import TextIO
 
 from tqdm.auto import tqdm
 
-from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Choose the head, align, and say how good it is."""
-    silence_transformers()
+    silence_libraries()
     languages = (options.source_lang, options.target_lang, saved_languages(options.model))
     data = ParallelText(options.data, *languages)
     development = ParallelText([options.development], *languages) if options.development else None

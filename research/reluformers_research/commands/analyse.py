@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from reluformers.commands.compare import run_names
 from reluformers.commands.evaluate import scoring_options
 from reluformers.commands.options import add_fields
-from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Measure and write."""
-    silence_transformers()
+    silence_libraries()
     output = Path(options.output)
     if output.suffix != ".json":
         raise ValueError(f"--output is {options.output}, but must end in .json")

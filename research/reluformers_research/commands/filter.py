@@ -20,7 +20,7 @@ from itertools import compress
 
 from tqdm.auto import tqdm
 
-from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.data.checked_fields import check_at_least
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
-    silence_transformers()
+    silence_libraries()
     check_model(options.model)
     model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
     found = score_pairs(model, tokenizers, (row.texts for row in text), max_tokens=options.max_tokens)
