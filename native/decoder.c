@@ -7,7 +7,8 @@
 // for another. Rows are tokens: all of some sentences side by side in the encoder, without padding; the last one of
 // each beam in the decoder. Keys and values stay where they were written: `ancestors` says where those of a beam are.
 //
-// Numbers are float32; a linear map may have int8 weights, and then rounds each of its rows to integers as well.
+// Numbers are float32. The weights of a linear map may be bfloat16, which are float32 when they are multiplied, or int8,
+// and then each of its rows is rounded to integers as well.
 #include <math.h>
 
 #include "vectors.h"
@@ -25,12 +26,12 @@ enum {
 };
 
 typedef struct {  // y = x·Wᵀ + b
-  const float *weight;                  // [out, in], or NULL
+  const void *weight;                   // [out, in], or NULL
   const int8_t *packed;                 // or integers [out / 16, in / 4, 16, 4], zeros behind the last
   const float *scales, *sums;           // of the integers [out up to a multiple of 16], and Σ_j of scaled ones
   const float *factors;                 // of the outputs [out], or NULL
   const float *bias;                    // [out], or NULL
-  int64_t in, out;
+  int64_t in, out, is_bfloat16;
 } Linear;
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM, UNIT_LENGTH };
@@ -66,12 +67,13 @@ typedef struct {
 } Layer;
 
 typedef struct {
-  const float *embeddings, *positions, *bias;  // [vocabulary, width], [positions, width], [width] or NULL
+  const void *embeddings;         // [vocabulary, width]
+  const float *positions, *bias;  // [positions, width], [width] or NULL
   Norm token_norm, sum_norm, last_norm;
   const Layer *layers;
   int64_t layer_count, heads;
   float factor;  // of the embeddings
-  int32_t is_pre_norm;
+  int32_t is_pre_norm, is_bfloat16;
 } Stack;
 
 typedef struct {  // for rows of first_length up to last_length tokens
@@ -144,23 +146,24 @@ INLINE vec fold(vec sums[LANES]) {
 }
 
 // Outputs `first` up to `last` of some rows, as many of both as there are vectors to fold.
-INLINE void dot_tile(int rows, const Linear *map, int64_t first, int64_t last, const float *x, int64_t x_row, float *y,
-                     int64_t y_row) {
+INLINE void dot_tile(int rows, int is_bfloat16, const Linear *map, int64_t first, int64_t last, const float *x,
+                     int64_t x_row, float *y, int64_t y_row) {
   enum { MOST = LANES };
-  const int outputs = LANES / rows;
+  const int outputs = LANES / rows, bytes = is_bfloat16 ? 2 : 4;
   vec sums[MOST];
-  const float *weights[MOST];
+  const char *weights[MOST];
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; ++i) sums[i] = all(0);
 #pragma GCC unroll 16
-  for (int o = 0; o < outputs; ++o) weights[o] = map->weight + least(first + o, last - 1) * map->in;
+  for (int o = 0; o < outputs; ++o)
+    weights[o] = (const char *)map->weight + least(first + o, last - 1) * map->in * bytes;
   int64_t k = 0, ahead = 2 * OUTPUTS * map->in;  // too far for what a processor fetches by itself
   for (; k + LANES <= map->in; k += LANES) {
     vec right[MOST];
 #pragma GCC unroll 16
     for (int o = 0; o < outputs; ++o) {
-      __builtin_prefetch(weights[o] + k + ahead, 0, 2);
-      right[o] = LOAD(weights[o] + k);
+      __builtin_prefetch(weights[o] + (k + ahead) * bytes, 0, 2);
+      right[o] = read_vector(is_bfloat16, weights[o], k, k + LANES);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
@@ -172,7 +175,7 @@ INLINE void dot_tile(int rows, const Linear *map, int64_t first, int64_t last, c
   if (k < map->in)
 #pragma GCC unroll 16
     for (int o = 0; o < outputs; ++o) {
-      vec right = read_vector(0, weights[o], k, map->in);
+      vec right = read_vector(is_bfloat16, weights[o], k, map->in);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) sums[r * outputs + o] += LOAD(x + r * x_row + k) * right;
     }
@@ -185,8 +188,8 @@ INLINE void dot_tile(int rows, const Linear *map, int64_t first, int64_t last, c
   }
 }
 
-static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
-                             int64_t y_row) {
+INLINE void multiply_numbers(int is_bfloat16, const Linear *map, int64_t first, int64_t last, Input input, int64_t rows,
+                             float *y, int64_t y_row) {
   for (int64_t o = first; o < last; o += OUTPUTS) {
     int64_t end = least(o + OUTPUTS, last);
     for (int64_t r = 0; r < rows;) {
@@ -194,7 +197,7 @@ static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Inp
       float *place = y + r * y_row;
 #define DOTS(ROWS) \
   for (int64_t i = o; i < end; i += LANES / ROWS) \
-    dot_tile(ROWS, map, i, end, x, input.row, place + i - first, y_row); \
+    dot_tile(ROWS, is_bfloat16, map, i, end, x, input.row, place + i - first, y_row); \
   r += ROWS
       if (rows - r >= 4) { DOTS(4); }
       else if (rows - r >= 2) { DOTS(2); }
@@ -286,7 +289,8 @@ static void multiply_integers(const Linear *map, int64_t first, int64_t last, In
 static void multiply_some(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
                           int64_t y_row) {
   if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
-  else multiply_numbers(map, first, last, input, rows, y, y_row);
+  else if (map->is_bfloat16) multiply_numbers(1, map, first, last, input, rows, y, y_row);
+  else multiply_numbers(0, map, first, last, input, rows, y, y_row);
 }
 
 static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
@@ -637,7 +641,9 @@ static void feed_forward(const Stack *stack, const Layer *layer, const Work *wor
 }
 
 static void embed(const Stack *stack, int32_t token, int64_t position, int64_t width, float *x) {
-  normalize(&stack->token_norm, stack->embeddings + token * width, x, width);
+  const char *row = (const char *)stack->embeddings + token * width * (stack->is_bfloat16 ? 2 : 4);
+  for (int64_t d = 0; d < width; d += LANES) write_vector(0, x, d, width, read_vector(stack->is_bfloat16, row, d, width));
+  normalize(&stack->token_norm, x, x, width);
   const float *place = stack->positions + position * width;
   for (int64_t d = 0; d < width; d += LANES) {
     vec sum = read_vector(0, x, d, width) * stack->factor;

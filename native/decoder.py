@@ -38,7 +38,7 @@ class _Structure(ctypes.Structure):
 class Linear(_Structure):
     """y = x·Wᵀ + b."""
 
-    _fields_ = _fields("weight packed scales sums factors bias", "inputs outputs")
+    _fields_ = _fields("weight packed scales sums factors bias", "inputs outputs is_bfloat16")
 
 
 class Norm(_Structure):
@@ -76,7 +76,7 @@ class Stack(_Structure):
     _fields_ = [
         *_fields("embeddings positions bias"),
         *((name, Norm) for name in ("token_norm", "sum_norm", "last_norm")),
-        *_fields("layers", "layer_count heads", "factor", "is_pre_norm"),
+        *_fields("layers", "layer_count heads", "factor", "is_pre_norm is_bfloat16"),
     ]
 
 

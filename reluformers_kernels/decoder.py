@@ -3,14 +3,15 @@
 """Translation by one call of compiled code: the library's encoder–decoder models on a CPU.
 
 A model is read into structures of pointers to its own weights, each time anew, so that nothing is old when they have
-changed. What is not known here by name (a module of another class, a hook, another dtype) gives None, and goes on in
-PyTorch.
+changed. What is not known here by name (a module of another class, a hook, float16) gives None, and goes on in
+PyTorch. Weights of bfloat16 stay as they are, and all else is float32, where PyTorch rounds after each operator.
 """
 
 import copy
 import ctypes
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
 _BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
+_DTYPES = (torch.float32, torch.bfloat16)
 _FEED_FORWARDS = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "softmax", "sigmoid", "identity", "swish")
 
 
@@ -55,7 +57,7 @@ class Translator:
         if model.config._attn_implementation not in _BACKENDS:
             raise Unknown(model.config._attn_implementation)
         self.kept: list[Any] = []
-        self.unit_linears: list[tuple[nn.Module, Tensor]] = []
+        self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.width, self.inner = model.config.d_model, 0
         self.seen = [_look_at(module, module is model) for module in model.modules()]
         _check_shapes(model)
@@ -81,8 +83,8 @@ class Translator:
         except Unknown:
             vars(model).pop(_KEPT, None)  # it would keep weights alive
             return None
-        for layer, factors in found.unit_linears:
-            factors.copy_(_inverse_lengths(layer.weight))
+        for compute, numbers in found.derived:
+            numbers.copy_(compute())
         return found
 
     def is_current(self, model: nn.Module) -> bool:
@@ -97,8 +99,18 @@ class Translator:
         self.kept.append(value)
         return value
 
-    def _number(self, number: float) -> Tensor:
-        return self._keep(torch.tensor([number], dtype=torch.float32))
+    def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Numbers in float32 that are computed anew for each call."""
+        with torch.inference_mode(False):  # the next call may be outside of it, and write there
+            numbers = compute().detach().float().clone()
+        self.derived.append((compute, numbers))
+        return numbers
+
+    def _vector(self, tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.dtype == torch.float32 else self._derive(lambda: tensor)
+
+    def _vector_or(self, tensor: Tensor | None, number: float) -> Tensor:
+        return self._keep(torch.tensor([number])) if tensor is None else self._vector(tensor)
 
     def _linear(self, layer: nn.Module | None) -> Any:
         if layer is None:
@@ -111,9 +123,11 @@ class Translator:
             return native_decoder.Linear.of(packed=packed, scales=scales, sums=sums, bias=layer.bias, **shape)
         factors = None
         if hasattr(layer, "unit_weight"):
-            factors = _inverse_lengths(layer.weight)
-            self.unit_linears.append((layer, factors))
-        return native_decoder.Linear.of(weight=layer.weight, bias=layer.bias, factors=factors, **shape)
+            factors = self._derive(lambda: _inverse_lengths(layer.weight))
+        vectors = {"bias": self._vector(layer.bias), "factors": factors}
+        return native_decoder.Linear.of(
+            weight=layer.weight, is_bfloat16=layer.weight.dtype == torch.bfloat16, **vectors, **shape
+        )
 
     def _norm(self, norm: nn.Module | None) -> Any:
         if norm is None or type(norm) is nn.Identity:
@@ -123,6 +137,7 @@ class Translator:
             raise Unknown(type(norm).__name__)
         gain = "factor" if kind == "unit_length" else "gain"
         vectors = {gain: norm.weight, "bias": getattr(norm, "bias", None), "gate": getattr(norm, "gate", None)}
+        vectors = {name: self._vector(vector) for name, vector in vectors.items()}
         return native_decoder.Norm.of(**vectors, eps=norm.eps, kind=native_decoder.NORMS.index(kind))
 
     @staticmethod
@@ -146,9 +161,9 @@ class Translator:
             query_length=self._unit_length(is_cosine),
             key_length=self._unit_length(is_cosine),
             output_norm=self._norm(site.output_norm),
-            scale=self._number(site.scaling) if site.scale is None else site.scale,
-            thresholds=self._number(config.threshold) if site.threshold is None else site.threshold,
-            exponent=self._number(config.length_exponent) if site.length_exponent is None else site.length_exponent,
+            scale=self._vector_or(site.scale, site.scaling),
+            thresholds=self._vector_or(site.threshold, config.threshold),
+            exponent=self._vector_or(site.length_exponent, config.length_exponent),
             coefficient=config.length_coefficient,
             threshold_step=int(config.threshold_per_head),
             activation=native_decoder.ACTIVATIONS.index(config.activation),
@@ -179,7 +194,7 @@ class Translator:
             fc1=self._linear(mlp.fc1),
             fc_linear=self._linear(mlp.fc_linear),
             fc2=self._linear(mlp.fc2),
-            beta=self._number(beta) if mlp.swish_beta is None else mlp.swish_beta,
+            beta=self._vector_or(mlp.swish_beta, beta),
             temperature=mlp.temperature,
             activation=native_decoder.ACTIVATIONS.index(name),
             has_rectified_values=mlp.has_rectified_values,
@@ -194,8 +209,9 @@ class Translator:
         table = places.weight if isinstance(places, nn.Embedding) else places.table
         return native_decoder.Stack.of(
             embeddings=stack.embed_tokens.weight,
-            positions=table[config.position_offset :],
-            bias=stack.embedding_bias,
+            is_bfloat16=stack.embed_tokens.weight.dtype == torch.bfloat16,
+            positions=self._vector(table[config.position_offset :]),
+            bias=self._vector(stack.embedding_bias),
             token_norm=self._unit_length(config.embedding_norm == "fix_norm"),
             sum_norm=self._norm(stack.embedding_norm),
             last_norm=self._norm(stack.norm),
@@ -205,6 +221,44 @@ class Translator:
             factor=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
             is_pre_norm=is_pre_norm,
         )
+
+    def encode(self, source: Tensor, mask: Tensor) -> Tensor:
+        """Compute states of the encoder [sentences, source length, width] in float32, with zeros for hidden tokens.
+
+        Args:
+            source: tokens [sentences, source length].
+            mask: bool, True = visible, of the same shape.
+        """
+        no_layers = native_decoder.Stack()
+        search = self._begin(source, mask, None, decoder=ctypes.addressof(no_layers), beams=1, longest=1)
+        search.keep(lengths=torch.zeros(search.parts, dtype=torch.long), is_done=mask.new_ones(len(source)))
+        search.run("translate", search.parts)
+        states = torch.zeros(*source.shape, self.width)
+        states[mask] = search._states[:, : self.width]
+        return states
+
+    def _begin(self, source: Tensor | None, mask: Tensor | None, states: Tensor | None, **fields: int) -> Any:
+        """Fill what the encoder reads and writes."""
+        given = source if states is None else states
+        lengths = torch.full((len(given),), given.shape[1]) if mask is None else mask.sum(1)
+        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        encoded = torch.zeros(int(starts[-1]), native_decoder.padded_width(self.width))
+        search = native_decoder.Search(
+            logits=ctypes.addressof(self.logits),
+            sentences=len(given),
+            positions=self.positions,
+            width=self.width,
+            inner=self.inner,
+            parts=min(torch.get_num_threads(), len(given)),
+            **fields,
+        )
+        if states is None:
+            search.encoder = ctypes.addressof(self.encoder)
+            search.keep(source=(source.flatten() if mask is None else source[mask]).int())
+        else:
+            encoded[:, : self.width] = states.flatten(0, 1) if mask is None else states[mask]
+        search.keep(starts=starts, states=encoded)
+        return search
 
     def search(
         self,
@@ -226,34 +280,22 @@ class Translator:
         Raises:
             ValueError: a sentence would have more tokens than there are positions.
         """
-        given = source if states is None else states
-        sentences, (rows, prompt_len) = len(given), prompt.shape
-        beams, returned = options.beams, options.returned
+        beams, returned, (rows, prompt_len) = options.beams, options.returned, prompt.shape
         longest = min(options.max_length, max(prompt_len, self.positions + 1))
-        lengths = torch.full((sentences,), given.shape[1]) if mask is None else mask.sum(1)
-        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        encoded = torch.zeros(int(starts[-1]), native_decoder.padded_width(self.width))
-        search = native_decoder.Search(
+        search = self._begin(
+            source,
+            mask,
+            states,
             decoder=ctypes.addressof(self.decoder),
-            logits=ctypes.addressof(self.logits),
-            sentences=sentences,
             beams=beams,
             returned=returned,
             prompt_len=prompt_len,
             longest=longest,
-            positions=self.positions,
             max_length=options.max_length,
-            width=self.width,
-            inner=self.inner,
-            parts=min(torch.get_num_threads(), sentences),
             is_beam_search=options.is_beam_search,
             early_stopping=native_decoder.EARLY_STOPPING.index(options.early_stopping),
         )
-        if states is None:
-            search.encoder = ctypes.addressof(self.encoder)
-            search.keep(source=(source.flatten() if mask is None else source[mask]).int())
-        else:
-            encoded[:, : self.width] = states.flatten(0, 1) if mask is None else states[mask]
+        sentences = search.sentences
         tokens = torch.empty(longest, rows, dtype=torch.int32)
         tokens[:prompt_len] = prompt.t()
         results = torch.full((sentences * returned, longest), options.padding)
@@ -271,9 +313,7 @@ class Translator:
         running = torch.full((sentences, beams), -1e9)
         running[:, 0] = 0  # at first all beams are the same
         search.keep(
-            starts=starts,
-            states=encoded,
-            source_cache=encoded.new_empty(self.decoder.layer_count, 2 * encoded.numel()),
+            source_cache=running.new_empty(self.decoder.layer_count, 2 * search._states.numel()),
             tokens=tokens,
             ancestors=torch.arange(rows, dtype=torch.int32)[None, :, None].expand(2, rows, longest),
             running_scores=running,
@@ -326,9 +366,8 @@ class SearchOptions(NamedTuple):
 
 def _inverse_lengths(weight: Tensor) -> Tensor:
     """1 / max(‖w‖₂, ε) of each row, or 1 at 0."""
-    with torch.inference_mode(False):  # the next call may be outside of it, and write there
-        length = torch.linalg.vector_norm(weight.detach(), dim=1)
-        return 1 / length.clamp_min(_UNIT_EPS).masked_fill(length == 0, 1.0)
+    length = torch.linalg.vector_norm(weight.detach(), dim=1, dtype=torch.float32)
+    return 1 / length.clamp_min(_UNIT_EPS).masked_fill(length == 0, 1.0)
 
 
 def _fields_of(model: nn.Module) -> list[Any]:
@@ -383,7 +422,7 @@ class _Seen(NamedTuple):
 
     Args:
         children: by name.
-        tensors: owner, name, tensor, where it lies, shape.
+        tensors: owner, name, tensor, where it lies, shape, dtype.
         settings: numbers and names among its attributes.
         size: how many attributes it has, if it gains none.
     """
@@ -391,7 +430,7 @@ class _Seen(NamedTuple):
     module: nn.Module
     kind: type
     children: dict[str, nn.Module | None]
-    tensors: list[tuple[dict, str, Tensor, int, torch.Size]]
+    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]
     settings: list[tuple[str, Any]]
     size: int | None
 
@@ -408,11 +447,11 @@ class _Seen(NamedTuple):
             owner.get(name) is tensor
             and tensor.data_ptr() == place
             and tensor.shape == shape
-            and tensor.dtype == torch.float32
+            and tensor.dtype == dtype
             and tensor.is_contiguous()
             and tensor.is_cpu
             and type(tensor) in (Tensor, nn.Parameter)
-            for owner, name, tensor, place, shape in self.tensors
+            for owner, name, tensor, place, shape, dtype in self.tensors
         )
 
 
@@ -426,12 +465,12 @@ def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     is_replaced = not is_model and any(callable(getattr(kind, name, None)) for name in own)
     is_known = kind in _OF_TORCH or kind.__module__.startswith(_OWN)
     found = _tensors_of(module)
-    is_known &= all(tensor.layout is torch.strided for *_, tensor in found)
+    is_known &= all(tensor.layout is torch.strided and tensor.dtype in _DTYPES for *_, tensor in found)
     if is_replaced or not is_known or any(isinstance(value, Tensor) for value in own.values()):
         raise Unknown(kind.__name__)
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         raise Unknown("an embedding that shortens its rows")
-    tensors = [(*one, one[-1].data_ptr(), one[-1].shape) for one in found]
+    tensors = [(*one, one[-1].data_ptr(), one[-1].shape, one[-1].dtype) for one in found]
     settings = [(name, value) for name, value in own.items() if type(value) in (bool, int, float, str, type(None))]
     settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
     size = None if is_model or kind is PackedLinear else len(own)  # both gain attributes

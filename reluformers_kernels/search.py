@@ -7,6 +7,7 @@ that, and all else goes on to transformers.
 """
 
 import copy
+import dataclasses
 import threading
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers import (
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
 from .decoder import SearchOptions, Translator
 
@@ -68,7 +70,7 @@ class SearchMixin(GenerationMixin):
         call = Call(self, inputs, generation_config, kwargs)
         found = call.repeat()
         if found is None:
-            found = super().generate(inputs, generation_config, **kwargs)
+            found = super().generate(inputs, generation_config, **kwargs, **call.encode())
             call.remember()
         return found
 
@@ -119,16 +121,24 @@ def search(
     translator = None if options is None else Translator.of(model)
     if translator is None:
         return None
-    states, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
+    outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
+    states = outputs[0] if getattr(outputs, "exact", None) is None else outputs.exact
     if mask is not None:
         if mask.shape != states.shape[:2]:
             return None
         mask = mask[:: options.beams].bool()
     states = states[:: options.beams]
-    if states.dtype != torch.float32 or not are_tokens(input_ids, translator.vocabularies[1]):
+    if states.dtype not in (torch.float32, torch.bfloat16) or not are_tokens(input_ids, translator.vocabularies[1]):
         return None
     _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
     return translator.search(None, mask, states, input_ids, options)
+
+
+@dataclasses.dataclass
+class EncodedSource(BaseModelOutput):
+    """States of the encoder by compiled code; `exact` before they were rounded to the model's dtype."""
+
+    exact: Tensor | None = None
 
 
 def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> bool:
@@ -183,14 +193,27 @@ class Call:
             return None
         with torch.no_grad():
             translator, (options, prompt) = Translator.of(self.model), known[1]
-            if translator is None or self.source.shape[1] > translator.positions:
-                return None
-            if not are_tokens(self.source, translator.vocabularies[0]):
+            if translator is None or not self._is_readable(translator):
                 return None
             first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
             if not are_tokens(first, translator.vocabularies[1]):
                 return None
             return translator.search(self.source, self.mask.bool(), None, first, options)
+
+    def _is_readable(self, translator: Translator) -> bool:
+        is_short = self.source.shape[1] <= translator.positions
+        return is_short and are_tokens(self.source, translator.vocabularies[0])
+
+    def encode(self) -> dict[str, EncodedSource]:
+        """States of the encoder as an option of `generate`; empty if PyTorch must compute them."""
+        if self.key is None or any(part.get("return_dict_in_generate") for part in (self.key[0], *self.key[1])):
+            return {}
+        with torch.no_grad():
+            translator = Translator.of(self.model)
+            if translator is None or not self._is_readable(translator):
+                return {}
+            states = translator.encode(self.source, self.mask.bool())
+        return {"encoder_outputs": EncodedSource(states.to(self.model.dtype), exact=states)}
 
     def remember(self) -> None:
         """Keep what the call has come to, if it was a search of compiled code."""
