@@ -15,19 +15,19 @@ from typing import NoReturn
 
 # in the order in which they are used
 COMMANDS = {
-    "train": "train a model from a recipe",
+    "train": "train a model from a recipe or from sentence pairs",
     "translate": "translate a text, a file or a column of a table",
     "evaluate": "score a saved model",
-    "compare": "put finished runs side by side",
-    "convert": "turn a model of transformers or timm into one of ours, or back",
+    "compare": "compare finished runs in a table",
+    "convert": "convert a model of transformers or timm, or exchange its attention",
     "average": "average the last checkpoints of a run",
     "card": "write the model card of a finished run",
-    "check": "make sure that a saved model still computes what it did",
+    "check": "check that a saved model still computes the same",
     "export": "write a saved model as ONNX, or as a page that needs no server",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",
     "serve": "serve a saved model over HTTP",
-    "env": "say by which computation attention runs here, and why",
+    "env": "print versions, hardware, and how attention is computed here",
 }
 
 
@@ -70,13 +70,13 @@ def build_overview() -> Parser:
     overview = Parser(
         prog="reluformers",
         usage="%(prog)s COMMAND …",
-        description="Attention without plain softmax: train, score, look, publish.",
+        description="Train, score, look into and publish models whose attention is not plain softmax.",
         epilog="\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items())
-        + "\n\n`reluformers COMMAND --help` says more of each; --traceback shows where a fault came from.",
+        + "\n\n`reluformers COMMAND --help` explains a command; --traceback shows where an error came from.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     overview.add_argument("--version", action="version", version=f"reluformers {version('reluformers')}")
-    overview.add_argument("command", choices=commands, metavar="COMMAND", help="one of:")
+    overview.add_argument("command", choices=commands, metavar="COMMAND", help="one of the commands below")
     return overview
 
 

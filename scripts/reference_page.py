@@ -28,7 +28,7 @@ def command(name: str) -> str:
     rows = []
     for action in options:
         names = ", ".join(action.option_strings) or action.metavar or action.dest
-        says_nothing = action.default in (None, False, [], argparse.SUPPRESS)
+        says_nothing = isinstance(action.default, bool) or action.default in (None, [], argparse.SUPPRESS)
         values = "" if action.choices is None else " (" + ", ".join(map(str, action.choices)) + ")"
         default = "" if says_nothing else f"`{action.default}`"
         rows.append((f"`{names}`", default, (action.help or "").replace("%%", "%") + values))

@@ -34,18 +34,18 @@ STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # the process that has no tokens, by 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the page."""
     parser.add_argument(
-        "model", nargs="?", help="folder or Hub id; else the environment variable MODEL_ID, else those of models/"
+        "model", nargs="?", help="folder or Hub id; without it, the variable MODEL_ID, or else the models of models/"
     )
-    parser.add_argument("--revision", help="branch, tag or commit; else the environment variable MODEL_REVISION")
-    parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a model to show beside it")
+    parser.add_argument("--revision", help="branch, tag or commit; without it, the variable MODEL_REVISION")
+    parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a second model, for the same input")
     parser.add_argument(
         "--example",
         metavar="INPUT",
         action="append",
-        help="a text or an image file to begin with, may be repeated; else a line each in the environment variable "
-        "EXAMPLES, else those of the model's results.json or card",
+        help="text or image file to begin with; may be repeated. Without it, the lines of the variable EXAMPLES, or "
+        "else the examples of the model's results.json or card",
     )
-    parser.add_argument("--port", type=int, help="port of the page; else the first free one from 7860 on")
+    parser.add_argument("--port", type=int, help="port of the page; without it, the first free port from 7860 on")
 
 
 def choose_model(

@@ -20,7 +20,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Defaults behind every option that has one worth saying; the description as it is written."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        says_nothing = action.default is None or action.default is False or action.default == []
+        says_nothing = action.default is None or isinstance(action.default, bool) or action.default == []
         return action.help if says_nothing else super()._get_help_string(action)
 
 

@@ -1,6 +1,6 @@
-"""Open a model on a page that shows its attention. The code in the model's folder is executed.
+"""Open a model on a page that shows its attention. This runs the code in the model's folder.
 
-Where the models are folders, that code gets no token of the environment or of `hf auth login`.
+If all models are folders, their code gets no token of the environment or of `hf auth login`.
 
 Example:
     reluformers app ./runs/reluformer --compare ./runs/softmax

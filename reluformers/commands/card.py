@@ -1,11 +1,11 @@
-r"""Write the model card of a finished run: README.md with metadata for the Hub, and the pictures it shows.
+r"""Write the model card of a finished run: README.md with metadata for the Hub, and its pictures.
 
 Example:
     reluformers card runs/reluformer --repo_id ORG/multi30k-en-de --dataset bentrevett/multi30k \
         --baseline runs/softmax/evaluation.json --example "Two dogs run along the beach." licence=mit
 
-NAME=VALUE sets evaluation (results that are not in FOLDER/evaluation.json), licence, hardware, and data_name,
-data_domain and data_terms: what the training data are called, are about, and their licence, in words.
+NAME=VALUE sets evaluation (a file of results, instead of FOLDER/evaluation.json), licence, hardware, data_name,
+data_domain or data_terms. The last three say in words what the training data are called, their subject, their licence.
 """
 
 import argparse
@@ -23,26 +23,26 @@ from .terminal import silence_libraries
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("folder", type=Path, help="folder of the model")
-    parser.add_argument("--repo_id", required=True, help="where it is to be published, ORG/NAME")
-    parser.add_argument("--revision", default="v1", help="tag that the card's snippets pin")
+    parser.add_argument("--repo_id", required=True, help="repository on the Hub, ORG/NAME")
+    parser.add_argument("--revision", default="v1", help="tag that the card's code names")
     add_card_arguments(parser)
-    parser.add_argument("--output", type=Path, help="folder for the card, if not FOLDER")
-    parser.add_argument("--overwrite", action="store_true", help="replace a card that is there")
+    parser.add_argument("--output", type=Path, help="folder for the card; without it, FOLDER")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
 
 
 def add_card_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add what says what is to be in a card."""
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="further fields, see `card`")
+    """Add the options that choose what a card shows."""
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="more fields, see `card --help`")
     parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
-    parser.add_argument("--base_model", metavar="ORG/NAME", help="what it was tuned from, if the folder does not say")
-    parser.add_argument("--dataset", help="Hub id of the data set that the model was trained and scored on")
-    for name, what in (("example", "text or image file to show"), ("note", "sentence on the results")):
+    parser.add_argument("--base_model", metavar="ORG/NAME", help="model that was tuned, if the folder names none")
+    parser.add_argument("--dataset", help="Hub id of the data set of training and test")
+    for name, what in (("example", "text or image file to show"), ("note", "sentence about the results")):
         parser.add_argument(f"--{name}", action="append", default=[], dest=f"{name}s", help=f"{what}; may be repeated")
     parser.add_argument(
         "--no_held_out",
         dest="held_out",
         action="store_false",
-        help="keep rows of the test and validation set out of the card and, with push, out of results.json",
+        help="show no row of the test and validation set in the card; with push, also take them out of results.json",
     )
 
 

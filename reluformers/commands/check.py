@@ -1,8 +1,8 @@
-"""Make sure that a saved model still computes what it did, here and where this library is not installed.
+"""Check that a saved model still computes the same, here and without this library.
 
-The folder is opened by a process that has only torch and transformers. Its logits must be those of this library, and
-`generate` of the installed transformers must give what the model computes; the answers in check.json, which a push
-writes, must come out again: tokens of four inputs, and a summary of their logits.
+`check` opens the folder in a process that has only torch and transformers. There the model must give the same logits
+as with this library, and `generate` the same tokens as the model's own steps. If the folder has check.json, which
+`push` writes, the model must give the same answers to four inputs.
 
 Example:
     reluformers check runs/reluformer
@@ -26,11 +26,9 @@ from .terminal import silence_libraries
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", metavar="FOLDER|ID", help="folder of a saved model, or a Hub id")
-    parser.add_argument("--revision", help="of a Hub id: branch, tag or commit")
-    parser.add_argument("--write", action="store_true", help=f"store the answers in {CHECK_FILE} of a folder")
-    parser.add_argument(
-        "--trust_code", action="store_true", help="run code in it that this library would not have written"
-    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
+    parser.add_argument("--write", action="store_true", help=f"store the answers in {CHECK_FILE} of the folder")
+    parser.add_argument("--trust_code", action="store_true", help="run code that this library would not write")
 
 
 def run(options: argparse.Namespace) -> None:

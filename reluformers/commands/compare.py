@@ -1,6 +1,6 @@
-"""Put finished runs of one task side by side: a table in Markdown and their curves in one picture.
+"""Compare finished runs of one task: print a table in Markdown, and draw their curves in one picture.
 
-Each folder is one of `reluformers train`, scored with `reluformers evaluate FOLDER … --attention_report
+Give folders that `reluformers train` wrote. Score each one first: `reluformers evaluate FOLDER … --attention_report
 --output FOLDER/evaluation.json`.
 
 Example:
@@ -28,7 +28,7 @@ ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
-    parser.add_argument("--curves", help="picture of their losses and scores, .png or .svg")
+    parser.add_argument("--curves", help="picture of losses and scores to draw, .png or .svg")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-r"""Write one of our models with the weights of a model of transformers or timm, or the other way round.
+r"""Convert a model of transformers or timm to a model of this library, convert one back, or exchange an attention.
 
-SOURCE is a MarianMT, BART, mBART, ViT or DeiT model, a Vision Transformer of timm, or one of ours. With softmax, which
-is what it gets without --preset, the model computes what the source does.
+SOURCE is a MarianMT, BART, mBART, ViT or DeiT model, a Vision Transformer of timm, or a model of this library.
+Without --preset the new model has softmax, and computes the same as SOURCE.
 
 Any other model of transformers keeps its class, and gets the attention of --preset: see docs/any-model.md.
 
@@ -30,21 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="folder or Hub id of a saved model")
     parser.add_argument("folder", type=Path, help="folder to write")
     parser.add_argument(
-        "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of our configuration, as in a recipe"
+        "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of the new configuration, as in a recipe"
     )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
-    kind.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
+    kind.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention that the new model gets")
+    kind.add_argument("--back", action="store_true", help="convert a model of this library to a model of transformers")
     parser.add_argument(
         "--sites",
         nargs="+",
         metavar="SITE",
-        help="where to exchange it: encoder, decoder, cross, …, or names of modules, such as 'model.layers.*'",
+        help="where to exchange attention: encoder, decoder, cross, …, or names of modules, such as 'model.layers.*'",
     )
     parser.add_argument(
-        "--adapter", action="store_true", help="write the parameters of the attention alone, beside the source's id"
+        "--adapter", action="store_true", help="write only the attention's parameters, and the id of SOURCE"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
+    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER if a command wrote it")
 
 
 def run(options: argparse.Namespace) -> None:

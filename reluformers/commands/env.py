@@ -1,4 +1,4 @@
-"""Print versions, hardware, and by which computation attention runs here and why.
+"""Print versions, hardware, and how attention is computed here.
 
 Example:
     reluformers env

@@ -1,6 +1,6 @@
-r"""Score a saved model: its task's metrics, speed and, if wanted, the statistics of its attention.
+r"""Score a saved model: the metrics of its task, its speed and, with --attention_report, statistics of its attention.
 
-The task is read from the model's config.json.
+The model's config.json names its task.
 
 Examples:
     reluformers evaluate ./runs/reluformer --data test.jsonl.gz --attention_report \
@@ -11,9 +11,9 @@ Examples:
 The decoding of the ReLA and QKNorm papers:
     --num_beams 4 length_penalty=0.6 penalty=wu early_stopping=never min_new_tokens=1
 
-Of a translation model NAME=VALUE sets length_penalty, penalty, early_stopping, min_new_tokens, tokenize,
-translation_column, document_column or document_tokens, of an image classifier image_column, label_column or
-num_workers, of a data set of the Hub data_config or data_revision.
+NAME=VALUE sets one more field. A translation model has length_penalty, penalty, early_stopping, min_new_tokens,
+tokenize, translation_column, document_column and document_tokens. An image classifier has image_column, label_column
+and num_workers. A data set of the Hub has data_config and data_revision.
 """
 
 import argparse
@@ -42,14 +42,14 @@ OF_TASK = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
-    parser.add_argument("model", help="folder of a saved model, or Hub id")
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="any other field, see above")
+    parser.add_argument("model", help="folder or Hub id of a saved model")
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="one more field, see above")
     parser.add_argument(
         "--data",
         required=True,
         nargs="+",
         metavar="DATA",
-        help="Hub id, folder or file of the rows; or two text files, source and reference line by line",
+        help="Hub id, folder or file of the rows; or a text file of sources and one of their translations",
     )
     add_fields(parser, ScoringOptions, COMMON)
     for name, fields in OF_TASK.items():

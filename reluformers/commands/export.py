@@ -1,11 +1,11 @@
-r"""Write a saved model as ONNX graphs, for runtimes other than PyTorch, or as a page that needs no server.
+r"""Write a saved model as ONNX graphs, or as a page that computes in the browser.
 
-The folder of ONNX has the names of optimum and transformers.js: onnx/encoder_model.onnx and
-onnx/decoder_model_merged.onnx with its cache, or onnx/model.onnx, each with _fp16, _quantized (int8) or _q4. Its
-export.json says how far logits and answers are those of PyTorch, with --data also scores and seconds on your rows.
+The folder of ONNX has the file names of optimum and transformers.js: onnx/encoder_model.onnx and
+onnx/decoder_model_merged.onnx, or onnx/model.onnx, with _fp16, _quantized (int8) or _q4 for other precisions. Its
+export.json says how far logits are from PyTorch's; with --data, it also has scores and seconds on your rows.
 
-A page computes in the browser: any server of files can show it, and a Space with `sdk: static`. It takes models, or
-folders of ONNX with --attentions.
+Any server of files can show a page, and so can a Space with `sdk: static`. Make it from models, or from folders of
+ONNX that you exported with --attentions.
 
 Examples:
     reluformers export models/tatoeba-en-de --data test.jsonl.gz
@@ -26,17 +26,17 @@ from .terminal import silence_libraries
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; of a page also several")
+    parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; a page takes several")
     parser.add_argument("--to", choices=("onnx", "page"), default="onnx", help="what to write")
-    parser.add_argument("--output", type=Path, help="folder to write; MODEL-onnx or MODEL-page here if missing")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
+    parser.add_argument("--output", type=Path, help="folder to write; without it, MODEL-onnx or MODEL-page")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output folder if a command wrote it")
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=SUFFIXES,
-        help="number formats of the graphs: fp32 and int8, of a page one, int8",
+        help="number formats of the graphs; without it, fp32 and int8; a page takes one, without it int8",
     )
-    parser.add_argument("--attentions", action="store_true", help="let the graphs give the weights of each layer too")
+    parser.add_argument("--attentions", action="store_true", help="let the graphs also return the attention weights")
     parser.add_argument("--data", help="rows to compare answers and scores on: Hub id, folder or file")
     parser.add_argument(
         "--bundle",
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="NODE_MODULES",
-        help="of a page: put the JavaScript into the folder, from the npm registry or from NODE_MODULES; else the "
-        "browser fetches it from a content delivery network",
+        help="put the JavaScript of a page into the folder, from the npm registry or from NODE_MODULES; without it, "
+        "the browser loads it from a content delivery network",
     )
-    parser.add_argument("--split", help="of --data; may carry a slice, such as test[:100]")
+    parser.add_argument("--split", help="split of --data, perhaps with a slice, such as test[:100]")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""Push a saved model to the Hub: checked, in one commit, with a tag. On a terminal it says who will see it, and asks.
+"""Check a saved model, and push it to the Hub in one commit with a tag. On a terminal, `push` asks before it uploads.
 
-The token is that of `hf auth login`, or HF_TOKEN. Without a README.md in the folder a model card is written.
+The token comes from `hf auth login` or from HF_TOKEN. If the folder has no README.md, `push` writes a model card.
 
-The code of the folder is run, without your token, in a process that has only the folder.
+`push` runs the code of the folder in a process without your token, that has only the folder.
 
 Example:
     reluformers push runs/reluformer ORG/reluformer-multi30k-en-de --space
@@ -26,28 +26,28 @@ from .terminal import silence_libraries
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("folder", help="of a saved model, such as a finished training run")
-    parser.add_argument("repo_id", metavar="ORG/NAME", help="repository; made if there is none")
+    parser.add_argument("folder", help="folder of a saved model")
+    parser.add_argument("repo_id", metavar="ORG/NAME", help="repository on the Hub; `push` makes it if there is none")
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
     parser.add_argument("--yes", action="store_true", help="do not ask before uploading")
-    parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
-    parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
+    parser.add_argument("--revision", help="tag of the release; without it, README.md's or the next of v1, v2, …")
+    parser.add_argument("--space", action="store_true", help="also push a demo, as the Space ORG/NAME-demo")
     parser.add_argument(
         "--static_space",
         action="store_true",
-        help="push a page that computes in the browser as the Space ORG/NAME-page",
+        help="also push a page that computes in the browser, as the Space ORG/NAME-page",
     )
-    parser.add_argument("--collection", metavar="TITLE|SLUG", help="add it to a collection, made if there is none")
+    parser.add_argument("--collection", metavar="TITLE|SLUG", help="add the model to this collection, old or new")
     parser.add_argument(
         "--trust_code",
         action="store_true",
-        help="run and push code in FOLDER that this library would not have written",
+        help="run and push code in FOLDER that this library would not write",
     )
-    add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
+    add_card_arguments(parser.add_argument_group("options of the card, if FOLDER has none"))
 
 
 def ask(line: str, is_agreed: bool) -> bool:
-    """Say who will see a release and, where somebody can answer, ask whether to go on."""
+    """Say who will see a release and, on a terminal, ask whether to go on."""
     print(line, flush=True)
     if is_agreed or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True

@@ -1,7 +1,7 @@
 r"""Serve a saved folder over HTTP, with the handler that an Inference Endpoint runs.
 
-The code in the folder is executed. It gets no token of the environment or of `hf auth login`. Requests that wait are
-computed together; SIGTERM and Ctrl-C answer those that are there and end.
+This runs the code in the folder, without the tokens of the environment and of `hf auth login`. The server computes
+waiting requests together. After SIGTERM or Ctrl-C it answers the waiting requests and ends.
 
 Examples:
     reluformers serve ./runs/reluformer
@@ -23,10 +23,10 @@ from reluformers.training.checkpoints import check_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", help="folder of a saved model")
-    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
-    parser.add_argument("--precision", choices=SUFFIXES, help="of an exported folder; the finest that is there")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all of the machine")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
+    parser.add_argument("--precision", choices=SUFFIXES, help="number format of an export; without it, the finest")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 means all of the machine")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 means any free port")
 
 
 def run(options: argparse.Namespace) -> None:

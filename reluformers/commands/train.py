@@ -1,7 +1,7 @@
-r"""Train a model from a recipe, which names its task, or a small translation model on sentence pairs.
+r"""Train a model from a recipe, or a small translation model from sentence pairs.
 
-With --data the recipe follows from the pairs; recipe.yaml in the output folder is that, to read, change and run again.
-It runs under `accelerate launch` and `torchrun` as well: give them scripts/train.py.
+With --data, `train` writes a recipe for your pairs, recipe.yaml in the output folder. You can edit it and train with
+it. `accelerate launch` and `torchrun` take scripts/train.py.
 
 Examples:
     reluformers train --data train.en train.de --source_lang en --target_lang de --output_dir runs/first
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="section.key=value",
-        help="changes to the recipe; the value is read as YAML",
+        help="change of one key of the recipe; the value is YAML",
     )
     pairs = parser.add_argument_group("without a recipe")
     for name, what in (("data", "train"), ("validation", "evaluate")):
@@ -35,18 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             nargs="+",
             metavar="FILE",
-            help=f"sentence pairs to {what} on: two text files, source and target line by line, or one of rows",
+            help=f"sentence pairs to {what} on: a file of sources and one of their translations, or a file of rows",
         )
     for side in ("source", "target"):
-        pairs.add_argument(f"--{side}_lang", help=f"language of the {side}, key or column of rows, such as en")
+        pairs.add_argument(f"--{side}_lang", help=f"language of the {side}, such as en; in rows its key or column")
     parser.add_argument("--output_dir", required=True, help="folder for checkpoints and the finished model")
     parser.add_argument(
         "--resume",
         nargs="?",
         const="last",
         metavar="CHECKPOINT",
-        help="go on from this checkpoint; without a value, from the last complete one; "
-        "`auto` starts anew if there is none",
+        help="continue from this checkpoint; without a value, from the newest complete one; "
+        "`auto` starts from scratch if there is none",
     )
 
 

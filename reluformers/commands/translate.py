@@ -1,9 +1,9 @@
 r"""Translate a text, the lines of a file or a column of a table.
 
-A line of the output is the translation of the line of the input; empty lines stay empty, and a line that is too long
-for the model is translated sentence by sentence. A call with --output that was cut off goes on where it was.
+Line n of the output is the translation of line n of the input; an empty line stays empty. If a line is too long for
+the model, `translate` splits it into sentences. If a call with --output was cut off, the same call continues it.
 
-What is the name of a file is read as a file: give a text that is one by the standard input.
+If TEXT is the name of a file, `translate` reads the file. To translate the name itself, use the standard input.
 
 Examples:
     reluformers translate "Two dogs run along the beach."
@@ -42,24 +42,25 @@ WATCHED_LINES = 16  # that are translated together where somebody looks at the l
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("text", nargs="?", default="-", help="a text, a file, or - for the standard input")
-    parser.add_argument("--model", default=CLONED_MODEL, help="folder of a saved model, or Hub id")
-    parser.add_argument("--column", help="of a file .jsonl, .json, .tsv or .csv: key or column of the texts")
+    parser.add_argument("--model", help="folder or Hub id of a saved model; without it, models/tatoeba-en-de")
+    parser.add_argument("--column", help="key or column of the texts in a file .jsonl, .json, .tsv or .csv")
     parser.add_argument("--output", help="file for the translations, instead of the standard output")
-    parser.add_argument("--num_beams", type=int, help="beams of the search; those that the model was saved with")
-    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
-    parser.add_argument("--batch_size", type=int, help="most sentences of a batch, beside --max_tokens")
-    parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
+    parser.add_argument("--num_beams", type=int, help="beams of the search; without it, the model's own number")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
+    parser.add_argument("--batch_size", type=int, help="most sentences in a batch")
+    parser.add_argument("--max_tokens", type=int, default=4096, help="most source tokens in a batch, with padding")
     parser.add_argument("--alignments", action="store_true", help="write JSON lines with the source word of each word")
     parser.add_argument(
-        "--runtime", choices=("torch", "onnx"), default="torch", help="onnx for a folder of `reluformers export`"
+        "--runtime", choices=("torch", "onnx"), default="torch", help="onnx opens a folder of `reluformers export`"
     )
-    parser.add_argument("--precision", choices=SUFFIXES, help="of --runtime onnx; the finest that is there")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
+    parser.add_argument("--precision", choices=SUFFIXES, help="number format of an export; without it, the finest")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repository")
 
 
 def run(options: argparse.Namespace) -> None:
     """Translate."""
     silence_transformers()
+    options.model = options.model or CLONED_MODEL
     source, is_file = options.text, os.path.isfile(options.text)
     if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
         raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")

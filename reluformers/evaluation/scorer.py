@@ -32,11 +32,11 @@ class ScoringOptions:
             {"source": file, "target": file} two text files, line by line.
         data_config: configuration name of a Hub data set, such as de-en.
         data_revision: branch, tag or commit of a Hub data set.
-        split: split to score; may carry a slice, such as test[:100]; if missing that by which a file is
-            called, such as validation.jsonl, else test.
-        attention_report: measure the attention weights too.
+        split: split to score, perhaps with a slice, such as test[:100]; without it, the split in the name of the
+            file, such as validation.jsonl, or else test.
+        attention_report: also measure the attention weights.
         output: JSON file for the results.
-        trust_remote_code: run model code of the repository.
+        trust_remote_code: run the model code of the repository.
     """
 
     model: str | Path

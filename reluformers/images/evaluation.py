@@ -24,11 +24,11 @@ class ImageScoring(ScoringOptions):
     """How an image classifier is scored, beside what all models need.
 
     Args:
-        image_column: column of the images, if there are several.
-        label_column: column of the classes, if there are several.
-        batch_size: images of a batch.
-        num_workers: processes that decode images; 0 = this one.
-        confusion_matrix: picture of what was taken for what, .png or .svg.
+        image_column: column of the images, if several columns hold images.
+        label_column: column of the classes, if several columns hold classes.
+        batch_size: images in a batch.
+        num_workers: processes that decode images; with 0, the main process decodes them.
+        confusion_matrix: picture of the predicted class of each true class, .png or .svg.
     """
 
     image_column: str | None = None

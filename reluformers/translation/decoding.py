@@ -30,10 +30,10 @@ class Search:
 
     Args:
         num_beams: width of the beam; 1 for greedy search.
-        length_penalty: α; hypotheses compete by log P / penalty.
-        penalty: what α means: hf divides by len^α, wu by ((5 + len)/6)^α, as the papers do.
-        early_stopping: when a beam search ends, as in transformers; never in the papers.
-        min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
+        length_penalty: α; the search ranks translations by log P / penalty.
+        penalty: hf is len^α, as in transformers; wu is ((5 + len)/6)^α, as in the papers.
+        early_stopping: when a beam search ends, as in transformers; the papers have never.
+        min_new_tokens: shortest output, in tokens; 1 forbids an empty output, as in the papers.
     """
 
     num_beams: int = 5

@@ -43,15 +43,15 @@ class TranslationScoring(ScoringOptions, Search):
     """How a translation model is scored, beside what all models need.
 
     Args:
-        source_lang: language to translate from, such as en; that of the model's recipe or tokenizer if missing.
-        target_lang: language to translate to, such as de; likewise.
+        source_lang: language to translate from, such as en; without it, the language that the model's folder names.
+        target_lang: language to translate to, such as de; without it, the language that the model's folder names.
         translation_column: column with a dict of both languages, if there is one.
-        document_column: column of the document's id, for document_tokens.
-        document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
-        max_tokens: source tokens of a batch, with padding.
-        tokenize: sacreBLEU's tokenizer; none for text in tokens, and that of the target's language if missing.
+        document_column: column with the document's id, for document_tokens.
+        document_tokens: join sentences of a document until they have this many tokens (ReLUFormer, B).
+        max_tokens: most source tokens in a batch, with padding.
+        tokenize: sacreBLEU's tokenizer; none for text in tokens; without it, the tokenizer of the target language.
         predictions: text file for the translations, one per line.
-        dtype: data type to compute in, int8 on CPUs alone; that of the saved model if missing.
+        dtype: data type to compute in, int8 only on CPUs; without it, the saved model's.
     """
 
     source_lang: str | None = None

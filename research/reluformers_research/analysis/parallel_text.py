@@ -134,13 +134,13 @@ class ParallelText:
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what commands that read sentence pairs by a model share."""
-    parser.add_argument("model", help="folder of a saved model, or Hub id")
+    parser.add_argument("model", help="folder or Hub id of a saved model")
     parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
     for side in ("source", "target"):
-        text = f"key or column of the {side} sentences; if missing the model's language, or {side}"
+        text = f"key or column of the {side} sentences; without it, the model's language or {side}"
         parser.add_argument(f"--{side}_lang", help=text)
-    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
+    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="most tokens in a batch, with padding")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repository")
 
 
 def split_slice(name: str) -> tuple[str, slice]:

@@ -1,8 +1,8 @@
 r"""Align the words of parallel text by a translation model's cross-attention.
 
-DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'gold.jsonl[:100]'. Words are what
-white space separates. Rows of JSON may hold lists of words, and alignments made by hand: `sure` and `possible`, lists
-of [source word, target word], counted from 0; then the alignment error rate is reported.
+DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'gold.jsonl[:100]'. White space
+separates words. Rows of JSON may hold lists of words, and alignments made by hand: `sure` and `possible`, lists of
+[source word, target word], counted from 0. For such rows `align` prints the alignment error rate.
 
 Formats:
     pharaoh  a line for each pair, `source-target` …, counted from 0 (Moses, fast_align)
@@ -39,10 +39,10 @@ from reluformers_research.analysis.parallel_text import ParallelRow, ParallelTex
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_pair_arguments(parser)
-    parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="how alignments are written")
+    parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="format of the alignments")
     parser.add_argument("--output", help="file for the alignments, instead of the standard output")
-    parser.add_argument("--development", help="file of rows with sure links, by which layer and head are chosen")
-    parser.add_argument("--save", action="store_true", help="keep that choice in the model's config.json")
+    parser.add_argument("--development", help="file of rows with sure links; `align` chooses layer and head by them")
+    parser.add_argument("--save", action="store_true", help="save that layer and head in the model's config.json")
     parser.add_argument("--report", help="JSON file for the error rates of all layers and heads")
 
 

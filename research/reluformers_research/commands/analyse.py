@@ -1,7 +1,7 @@
-r"""Measure what the attention of saved models does on a data set, and draw it by layer: one JSON and one picture.
+r"""Measure the attention of saved models on a data set, and draw it by layer: a JSON file and a picture.
 
-Takes models of this library and encoder–decoder models and vision Transformers of transformers, side by side on the
-same rows; translations are those of the data (teacher forcing).
+Give models of this library, or encoder–decoder models and vision Transformers of transformers. All read the same rows.
+A translation model reads the translations of the data as it writes (teacher forcing).
 
 Examples:
     reluformers analyse runs/softmax runs/reluformer test.jsonl.gz --source_lang en --target_lang de \
@@ -34,13 +34,13 @@ FORMAT_VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
-    parser.add_argument("models", nargs="+", metavar="model", help="folders of saved models, or Hub ids")
+    parser.add_argument("models", nargs="+", metavar="model", help="folders or Hub ids of saved models")
     parser.add_argument("data", help="Hub id, folder or file of the rows")
     parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
     parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
-    parser.add_argument("--split", default="test", help="split to look at; may carry a slice, such as test[:100]")
-    parser.add_argument("--output", default="analysis.json", help="JSON file; the picture lies beside it, in .png")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repositories")
+    parser.add_argument("--split", default="test", help="split to look at, perhaps with a slice, such as test[:100]")
+    parser.add_argument("--output", default="analysis.json", help="JSON file to write, beside a picture in .png")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repositories")
     for task in TASKS.values():
         options = task.scorer.options_class
         add_fields(parser.add_argument_group(f"options of {task}"), options, options.row_fields)

@@ -1,13 +1,12 @@
-r"""Score parallel text by a translation model, and rank it or keep the best of it.
+r"""Score parallel text by a translation model, and rank it or keep the best pairs.
 
-The score of a pair is the loss per target token, which works with any model; a low one is good. `--score null_rate`
-is the mean null rate of cross-attention: how often heads attend to nothing of the source while the target is written.
-It needs a model whose attention can be null (ReLU; not softmax). ReLA (Zhang et al. 2021, §5.2) found pairs of a low
-null rate to be good translations; with our small models it is near chance but for text in another language
-(docs/research/alignments.md).
+The score of a pair is the loss per target token; a low score is good. `--score null_rate` is the share of null rows in
+cross-attention: how often a head attends to no word of the source. This needs an attention that can be null (ReLU, not
+softmax). ReLA (Zhang et al. 2021, §5.2) found that pairs with a low null rate are good translations. With our small
+models null rates are near chance, except for text in another language (docs/research/alignments.md).
 
 DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
-is a .jsonl file of the rows with their score; of plain text three files: source, target and score.
+is a .jsonl file of the rows with their score, or for plain text three files: source, target and score.
 
 Examples:
     reluformers filter ./runs/rela train.jsonl.gz --output scored.jsonl.gz
@@ -35,11 +34,11 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_pair_arguments(parser)
-    parser.add_argument("--output", nargs="+", required=True, help=".jsonl file; of plain text three files")
-    parser.add_argument("--score", choices=SCORES, default="loss", help="by what pairs are judged; low is good")
+    parser.add_argument("--output", nargs="+", required=True, help=".jsonl file to write; for plain text, three files")
+    parser.add_argument("--score", choices=SCORES, default="loss", help="score of a pair; low is good")
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best")
-    choice.add_argument("--max_score", type=float, metavar="SCORE", help="write only rows of at most this score")
+    choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best ones")
+    choice.add_argument("--max_score", type=float, metavar="SCORE", help="write only rows with at most this score")
     parser.add_argument("--rank", action="store_true", help="write the best first, not in the order of the data")
 
 

@@ -1,7 +1,7 @@
 r"""Run the rows of a paper's table with several seeds, and say which of its claims hold.
 
-A row that is finished is never run again; a command that was stopped goes on where it was. Rows that two tables share
-are run once.
+`table` never runs a finished row again: if it was stopped, give the same command again. It runs a row that two tables
+share once.
 
 Examples:
     reluformers table --list
@@ -44,29 +44,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="section.key=value",
-        help="changes to all recipes, such as where the data lie",
+        help="change of one key in all recipes, such as a path of data",
     )
-    parser.add_argument("--list", action="store_true", help="show every table or the one named, and end")
+    parser.add_argument("--list", action="store_true", help="print every table or the named table, and end")
     parser.add_argument(
         "--setting",
         default="paper",
-        help="paper: data and sizes of the source; small: fit two cores; a table may have others, as --list shows",
+        help="paper: data and sizes of the paper; small: sizes for two cores; --list shows others",
     )
-    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="names of rows, such as relu*")
-    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="a run for each")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time on this machine")
-    parser.add_argument("--minutes", type=float, help="stop after that long; the next call goes on")
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="rows to run, such as relu*")
+    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="seeds of each row")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
+    parser.add_argument("--minutes", type=float, help="stop after this time; the next call continues")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
-    parser.add_argument("--records", type=Path, help="folder of what is kept; OUTPUT_DIR/records by default")
-    parser.add_argument("--show", action="store_true", help="run and submit nothing, show what has run")
+    parser.add_argument("--records", type=Path, help="folder of the records; without it, OUTPUT_DIR/records")
+    parser.add_argument("--show", action="store_true", help="run nothing; print the finished rows")
     parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat the run FOLDER/RUN, and compare")
     parser.add_argument(
-        "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
+        "--gather", type=Path, metavar="FOLDER", help="add the records of FOLDER to the Parquet files of --records"
     )
     parser.add_argument(
-        "--write", type=Path, nargs="+", metavar="PAGE", help="Markdown pages whose generated blocks are written anew"
+        "--write", type=Path, nargs="+", metavar="PAGE", help="Markdown pages; write their generated blocks again"
     )
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="with --write: draw the leads on softmax")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="with --write: draw the leads over softmax")
 
 
 def run(options: argparse.Namespace) -> None:
