@@ -22,34 +22,6 @@ def documents_of(lengths, names):
     return Dataset.from_dict({"source": source, "target": target, "document": names})
 
 
-def test_sentences_are_joined_up_to_the_limit(tokenizer):
-    dataset = documents_of([(3, 3), (4, 4), (2, 2), (3, 3), (3, 3)], ["x"] * 5)
-    packed = pack_documents(dataset, tokenizer, tokenizer, 10)  # nine tokens and </s>
-    assert packed["sentences"][:] == [3, 2]
-    assert packed["source"][0] == " ".join(dataset["source"][:3])
-    assert packed["target"][1] == " ".join(dataset["target"][3:])
-    assert packed["document"][:] == ["x", "x"]
-
-
-def test_limit_holds_on_both_sides(tokenizer):
-    dataset = documents_of([(1, 5), (1, 5), (5, 1), (5, 1)], ["x"] * 4)
-    assert pack_documents(dataset, tokenizer, tokenizer, 10)["sentences"][:] == [1, 2, 1]
-
-
-def test_documents_are_not_mixed(tokenizer):
-    dataset = documents_of([(1, 1)] * 5, ["x", "x", "y", "z", "z"])
-    packed = pack_documents(dataset, tokenizer, tokenizer, 100)
-    assert packed["document"][:] == ["x", "y", "z"]
-    assert packed["sentences"][:] == [2, 1, 2]
-
-
-def test_long_sentence_stands_alone(tokenizer):
-    dataset = documents_of([(2, 2), (50, 2), (2, 2), (2, 2)], ["x"] * 4)
-    packed = pack_documents(dataset, tokenizer, tokenizer, 10)
-    assert packed["sentences"][:] == [1, 1, 2]
-    assert packed["source"][1] == dataset["source"][1]
-
-
 def test_blank_sentences_add_no_blanks(tokenizer):
     dataset = Dataset.from_dict({"source": ["a", " ", "cat "], "target": ["a", "", "mat"], "document": ["x"] * 3})
     assert pack_documents(dataset, tokenizer, tokenizer, 10)[0] == {
@@ -76,6 +48,7 @@ def test_rule_of_the_paper(tokenizer, seed, limit):
     tokenized = tokenize_pairs(packed, tokenizer, tokenizer)
     longest = np.maximum(token_lengths(tokenized, "input_ids"), token_lengths(tokenized, "labels"))
     starts = np.cumsum([0, *counts])
+    assert packed["document"][:] == [names[start] for start in starts[:-1]]
     for start, stop, length in zip(starts, starts[1:], longest, strict=False):
         assert len(set(names[start:stop])) == 1
         assert length <= limit or stop - start == 1

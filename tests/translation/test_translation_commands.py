@@ -34,7 +34,7 @@ decoding: {{num_beams: 1}}
     return tmp_path / "recipe.yaml"
 
 
-def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys):
+def test_a_run_from_files_to_a_model(recipe_file, tmp_path, capsys):
     out = tmp_path / "out"
     run_command("train", recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
     printed = capsys.readouterr().out
@@ -49,25 +49,15 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
     ("arguments", "message"),
     [
         (["model.persent=relu"], "unknown key 'model.persent'; the nearest allowed is 'model.preset'"),
-        (["training.max_tokens=2"], "2"),
         (["data.train=no_such_file.jsonl"], "no_such_file.jsonl"),
-        (["data.target_lang=fr"], "fr"),
-        (["tokenizer.path=no_such_folder"], "no_such_folder"),
-        (["model.d_model=15"], "d_model"),
-        (["training.lr_scheduler_type=nothing"], "nothing is not a valid SchedulerType"),
-        (["training.schedule=noam"], "negative power"),
-        (["training.num_train_epochs=.inf", "training.max_steps=-1"], "infinity"),
-        (["training.report_to=trackio_or_so"], "trackio_or_so"),
-        (["training.lr_scheduler_type=cosine_with_min_lr"], "min_lr"),
+        (["data.target_lang=null"], "target_lang"),
+        (["data.validation=null"], "validation"),
         (["training.optim=adamw_bnb_8bit"], "bitsandbytes"),
-        (["training.report_to=trackio"], "trackio"),
         (["model.dtype=foo"], "foo"),
-        (["model.dtype=3"], "'model.dtype'"),
-        (["--resume"], "holds no complete checkpoint"),
-        (["--resume", "no_such_checkpoint"], "no_such_checkpoint"),
+        (["--resume"], "no complete checkpoint"),
     ],
 )
-def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, capsys, arguments, message):
     assert message in refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
 
 
