@@ -73,15 +73,6 @@ def test_rows_of_equal_lengths_change_batches():
     assert grouping[0] != grouping[1]
 
 
-def test_without_shuffling_batches_go_from_short_to_long():
-    lengths = random_lengths(1)
-    sampler = TokenBudgetBatchSampler(*lengths, 500, shuffle=False)
-    batches = epoch_of(sampler, 0)
-    longest = [max(side[batch].max() for side in lengths) for batch in batches]
-    assert longest == sorted(longest)
-    assert batches == epoch_of(sampler, 1)
-
-
 @pytest.mark.parametrize("max_tokens", [500, 4096])
 def test_batches_are_full_and_padding_is_small(max_tokens):
     lengths = random_lengths(2, rows=20_000)
@@ -98,12 +89,6 @@ def test_batches_are_as_large_as_the_budget_allows():
     longest = np.maximum(*lengths)
     for batch, following in pairwise(batches):
         assert (len(batch) + 1) * max(longest[batch].max(), longest[following[0]]) > 400
-
-
-def test_one_batch_is_divided_among_processes():
-    dealt = [list(sampler) for sampler in samplers(([3] * 5, [4] * 5), 1000, 4)]
-    assert [len(batches) for batches in dealt] == [1] * 4
-    assert sorted(chain.from_iterable(chain.from_iterable(dealt))) == list(range(5))
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,8 @@ def test_what_cannot_be_held_out(changes):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "--data"),
         (["--data", "a.en", "b.de", "--target_lang", "de"], "--source_lang"),
         (["recipe.yaml", "--data", "a", "b", *LANGUAGES], "--data"),
-        (["recipe.yaml", *LANGUAGES], "--source_lang"),
         (["--data", "none.en", "none.de", *LANGUAGES], "none.en"),
     ],
 )

@@ -1,6 +1,5 @@
 """Runs that stop when evaluations get no better, and what is seen of a run on its way."""
 
-import io
 import json
 import shutil
 import subprocess
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 
-from builders.commands import SCRIPTS, run_command
+from builders.commands import SCRIPTS
 from builders.translation_runs import make_recipe
 from reluformers.translation import train_translation
 
@@ -66,22 +65,9 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
         train_translation(make_recipe(files, **options), tmp_path, resume="auto")
 
 
-def write_recipe(files, folder, **training):
-    path = folder / "recipe.yaml"
-    training = {name: value for name, value in training.items() if value is not None}
-    make_recipe(files, **training).save(path)
-    return path
-
-
-def test_the_option_of_the_command(files, tmp_path):
-    options = PATIENT | {"early_stopping_patience": None}
-    path = write_recipe(files, tmp_path, **options)
-    run_command("train", path, "training.early_stopping_patience=1", "--output_dir", tmp_path / "run")
-    assert [entry["epoch"] for entry in losses(tmp_path / "run")] == [1, 2]
-
-
 def test_without_a_terminal_there_are_lines_at_once_and_no_bar(files, tmp_path):
-    path = write_recipe(files, tmp_path, num_train_epochs=1, disable_tqdm=False)
+    path = tmp_path / "recipe.yaml"
+    make_recipe(files, num_train_epochs=1, disable_tqdm=False).save(path)
     done = subprocess.run(
         [sys.executable, SCRIPTS / "train.py", path, "--output_dir", tmp_path / "run"],
         capture_output=True,
@@ -94,17 +80,3 @@ def test_without_a_terminal_there_are_lines_at_once_and_no_bar(files, tmp_path):
     assert all("seconds_left" in line for line in lines)
     assert "it/s" not in done.stderr
     assert "\r" not in done.stderr
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("asked", [(), ("training.disable_tqdm=true",)], ids=["usual", "lines"])
-def test_a_terminal_has_a_bar_unless_the_command_says_lines(files, tmp_path, monkeypatch, asked):
-    path, screen = write_recipe(files, tmp_path, num_train_epochs=1, disable_tqdm=True), Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    run_command("train", path, *asked, "--output_dir", tmp_path / "run")
-    for part in ("/3 [", "sentences"):
-        assert (part in screen.getvalue()) is (not asked)

@@ -20,7 +20,7 @@ from builders.translation_runs import (
     training_logs,
 )
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
-from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
+from reluformers.training.identity import check_same_run
 from reluformers.translation import TranslationTrainer, preparation, train_translation
 
 PLATEAU = {
@@ -147,12 +147,6 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     assert "'torch': '1.0'" in caplog.text
     with pytest.raises(ValueError, match="processes 2"):
         check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
-
-
-def test_the_guide_lists_what_may_change():
-    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    for name in (*MAY_CHANGE, *MAY_CHANGE_SECTIONS):
-        assert f"`{name.removeprefix('training.').removeprefix('data.')}`" in guide, name
 
 
 def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):

@@ -124,29 +124,6 @@ def test_the_loss_is_cross_entropy_and_divergence(starts, tmp_path, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_of_itself_there_is_nothing_to_learn(starts, tmp_path, task):
-    trainer, _, _, batch = begin(starts, task, tmp_path, distillation=1)
-    loss = trainer.compute_loss(trainer.model, batch)
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    loss.backward()
-    assert all(weight.grad.abs().max() < 1e-5 for weight in trainer.model.parameters())
-
-
-def test_padding_does_not_count(starts, tmp_path):
-    model = {"preset": "rela-g", "distillation": 0.5, "attention_distillation": 2.0}
-    trainer, _, _, batch = begin(starts, "translation", tmp_path, **model)
-    padded = {
-        name: functional.pad(ids, (0, 5), value=value)
-        for (name, ids), value in zip(
-            ((name, batch[name]) for name in ("input_ids", "attention_mask", "labels")), (0, 0, -100), strict=True
-        )
-    }
-    padded["input_ids"][:, -5:] = trainer.processing_class.pad_token_id
-    losses = [trainer.compute_loss(trainer.model, each) for each in (batch, padded)]
-    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("task", TASKS)
 def test_accumulated_batches_are_one_large_one(starts, tmp_path, task):
     trainer, _, _, batch = begin(starts, task, tmp_path, preset="relu-vit", distillation=0.6)
     rows = len(batch["labels"])
@@ -333,9 +310,7 @@ def test_two_processes_train_like_one(starts, tmp_path):
     [
         {"distillation": 1.5},
         {"distillation": float("nan")},
-        {"distillation": "much"},
         {"attention_distillation": -1},
-        {"schedule": "slowly"},
         {"schedule": "mixed"},
         {"schedule_updates": 9},
         {"start": None, "distillation": 0.5},

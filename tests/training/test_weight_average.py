@@ -11,7 +11,6 @@ from builders.image_runs import make_image_recipe, make_image_trainer, write_ima
 from builders.translation_runs import check_resuming, training_logs
 from reluformers.images import train_image_classification
 from reluformers.images.run import load_splits
-from reluformers.training.checkpoints import checkpoint_to_resume
 from reluformers.training.weight_average import WEIGHT_AVERAGE_FILE
 
 DECAY = 0.7
@@ -84,15 +83,6 @@ def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, 
     trainer.weight_average.replace_weights()
     for name, weight in load_file(folder / "model.safetensors").items():
         torch.testing.assert_close(dict(trainer.model.named_parameters())[name], weight)
-
-
-def test_half_an_average_is_passed_over(finished, tmp_path, caplog):
-    folder, *_ = finished
-    shutil.copytree(folder, tmp_path / "run")
-    path = tmp_path / "run" / "checkpoint-4" / WEIGHT_AVERAGE_FILE
-    path.write_bytes(path.read_bytes()[:500])
-    assert checkpoint_to_resume(tmp_path / "run", "last") == tmp_path / "run" / "checkpoint-3"
-    assert WEIGHT_AVERAGE_FILE in caplog.text
 
 
 def test_other_classes_are_no_resuming(finished, tmp_path):

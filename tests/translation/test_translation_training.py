@@ -134,6 +134,19 @@ def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
             torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
 
 
+def test_batches_hold_the_budget_and_every_row_once(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path, max_tokens=100)
+    loader = trainer.get_train_dataloader()
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert all(batch[name].numel() <= 100 for batch in batches for name in ("input_ids", "labels"))
+        orders.append([tuple(row[row > 0].tolist()) for batch in batches for row in batch["input_ids"]])
+    assert sorted(orders[0]) == sorted(tuple(row) for row in prepared.train["input_ids"])
+    assert orders[0] == orders[2] != orders[1]
+
+
 def test_evaluation_is_the_loss_per_token_and_takes_rows_over_the_budget(prepared, tmp_path):
     trainer = make_trainer(prepared, tmp_path, max_tokens=8)
     metrics = trainer.evaluate()
