@@ -105,19 +105,10 @@ def test_dot_scale_starts_from_the_width_or_the_given_number():
     assert AttentionConfig(score="cosine", scale=2.0).initial_scale(64) == 2.0
 
 
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [
-        ("relaformer", ATTENTION_PRESETS),
-        ({"preset": "reluformer", "beta": 1.0}, FIELDS),
-        *((value, ["must be"]) for value in (None, 3, ["softmax"])),
-    ],
-    ids=str,
-)
-def test_parse_refuses_what_it_does_not_know(value, names):
-    with pytest.raises(ValueError, match=r"[aA]ttention") as caught:
+@pytest.mark.parametrize("value", ["relaformer", {"preset": "reluformer", "beta": 1.0}, None, 3, ["softmax"]], ids=str)
+def test_parse_refuses_what_it_does_not_know(value):
+    with pytest.raises(ValueError, match=r"[aA]ttention"):
         AttentionConfig.parse(value)
-    assert all(name in str(caught.value) for name in names)
 
 
 def test_gamma_is_a_name_for_the_length_coefficient():

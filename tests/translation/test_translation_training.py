@@ -227,13 +227,17 @@ def test_the_length_of_qknorm_is_measured(prepared):
     assert build_model(softmax, prepared).config.attention == AttentionConfig()
 
 
-def test_one_matrix_over_two_vocabularies_is_refused(files, tmp_path):
+def test_two_vocabularies_have_no_matrix_in_common(files, tmp_path):
     recipe = make_recipe(files)
+    recipe.model["tying"], recipe.tokenizer.shared, recipe.tokenizer.vocab_size = "decoder", False, 60
+    prepared = prepare_data(recipe, tmp_path, reuse_tokenizers=False)
+    source, target = prepared.tokenizers
+    assert source.get_vocab() != target.get_vocab()
+    config = build_model(recipe, prepared).config
+    assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
     recipe.model["tying"] = "all"
-    recipe.tokenizer.shared = False
-    recipe.tokenizer.vocab_size = 60
     with pytest.raises(ValueError, match=r"set model\.tying=decoder"):
-        train_translation(recipe, tmp_path / "run")
+        build_model(recipe, prepared)
 
 
 def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
