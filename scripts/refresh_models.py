@@ -11,9 +11,8 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from reluformers.errors import run_main
-from reluformers.publish.folder_check import compare_in_clean_process, write_answers
+from reluformers.publish.folder_check import check_folder, write_answers
 from reluformers.saved_code.registry import save_payload
-from reluformers.tasks import task_of
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 
@@ -22,7 +21,7 @@ def main() -> None:
     for path in sorted(MODELS.glob("*/config.json")):
         folder, config = path.parent, AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
         save_payload(config, folder)
-        check = compare_in_clean_process(folder, task_of(config))
+        check = check_folder(folder)
         if not check.is_stored:
             write_answers(folder, check.answers)
         print(f"{folder.name}: logits of the folder's code differ from the library's by {check.difference:.1e}")

@@ -15,9 +15,8 @@ import transformers
 from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
-from reluformers.publish.folder_check import compare_in_clean_process, write_answers
-from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code
-from reluformers.tasks import task_of_model_type
+from reluformers.publish.folder_check import check_folder, write_answers
+from reluformers.publish.release import CHECK_FILE, refuse_foreign_code
 from reluformers.training.checkpoints import check_model
 
 from .terminal import silence_libraries
@@ -38,9 +37,8 @@ def run(options: argparse.Namespace) -> None:
     if is_hub_id(options.model) and not folder.exists():
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
-    task = task_of_model_type(read_config(folder)["model_type"])
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
-    check = compare_in_clean_process(folder, task, options.write)
+    check = check_folder(folder, options.write)
     name = check.model_class.rpartition(".")[2]
     print(f"{options.model}: opens without reluformers as {name}; logits differ from its by {check.difference:.1e}")
     print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")

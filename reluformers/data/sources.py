@@ -2,7 +2,6 @@
 
 import glob
 import itertools
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +16,7 @@ from datasets.exceptions import DatasetsError
 
 from reluformers.errors import describe_error
 
-from .names import named_split
 from .tables import Tables
-
-logger = logging.getLogger(__name__)
 
 # more than any data set has
 _MANY_ROWS = 10**12
@@ -103,29 +99,6 @@ def _files(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else [value]
-
-
-def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) -> tuple[Dataset, str] | None:
-    """Rows of the test set, else of the validation set, if they lie on this machine and can be read.
-
-    Args:
-        data: section of a recipe, as it was written.
-        load: `load_…_split` with the columns of the recipe.
-
-    Returns:
-        The rows and what the split is called where it lies; None if there are none.
-    """
-    for split in ("test", "validation"):
-        named, path = data.get(split), data.get("path")
-        places = [path] if path else _files(named)
-        if named is None or not all(Path(os.path.expanduser(place)).exists() for place in places):
-            continue
-        source, name = (path, named) if path else ({split: named}, split)
-        try:
-            return load(source, name), named if path else named_split(named, split)
-        except ValueError as error:
-            logger.info("no examples of %s: %s", split, error)
-    return None
 
 
 def take_split(source: dict, name: str) -> Any:

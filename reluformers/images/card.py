@@ -1,31 +1,26 @@
 """What a model card says of an image classifier."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from PIL import Image
 from transformers import PreTrainedConfig, pipeline
 
-from reluformers.data.sources import load_held_out
-from reluformers.evaluation.attention_report import attention_report
-from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.examples import Example
 from reluformers.files import atomic_write
 
 from .loading import class_names, load_image_split
 from .processing import IMAGE, LABEL, decode_image, image_file
-from .run import CONFUSION_FILE
-from .scoring import image_batches, load_image_model, model_classes
+from .scoring import load_image_model, model_classes
+
+logger = logging.getLogger(__name__)
 
 LARGEST_SIDE = 512
 SHOWN_CLASSES = 5
 SHOWN_EXAMPLES = 3
-MEASURED_IMAGES = 500
-# pictures that a run draws beside its curves
-RUN_PICTURES = (CONFUSION_FILE,)
 
 
 def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[str, Any]:
@@ -36,18 +31,14 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
     }
 
 
-def describe_shape(config: PreTrainedConfig) -> str:
-    """Sizes of the model in a line."""
-    return (
+def describe_shape(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Rows of the card's training table on the sizes of the model."""
+    shape = (
         f"{_size_text(config.image_size)} pixels, patches of {_size_text(config.patch_size)}, "
         f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
         f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
     )
-
-
-def describe_inputs(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Rows of the card's training table on what goes into the model: none beside the shape."""
-    return {}
+    return {"shape": shape}
 
 
 def _size_text(size: int | Sequence[int]) -> str:
@@ -72,43 +63,34 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
 
 
 def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
-    """Images of three classes that the model has not learned from, as `answer_examples`; none if none can be read.
+    """Images of three classes of the test set, else of the validation set, as `answer_examples`.
 
     Args:
         folder: of the model.
         run: its `FinishedRun`.
         output: where the card goes; gets the images.
+
+    Returns:
+        The examples; none where the images do not lie on this machine or cannot be read.
     """
-    if (found := _held_out_images(run)) is None:
+    data = run.section("data")
+    path, split = data.get("path"), next((name for name in ("test", "validation") if data.get(name)), None)
+    if split is None or (path and not Path(path).exists()):  # for a card, nothing is fetched
         return []
-    images, chosen = found[0], {}
+    where = (path, data[split]) if path else ({split: data[split]}, split)
+    columns = {name: data.get(name) for name in ("image_column", "label_column")}
+    try:
+        images = load_image_split(*where, classes=model_classes(run.config), **columns)
+    except ValueError as error:
+        logger.info("no examples of %s: %s", split, error)
+        return []
+    chosen: dict[int, int] = {}
     for row, label in enumerate(images[LABEL]):
         if len(chosen) < SHOWN_EXAMPLES:
             chosen.setdefault(label, row)
     names = class_names(images)
     pictures = [(names[label], decode_image(image_file(images[row][IMAGE]))) for label, row in chosen.items()]
     return [replace(answer, reference=answer.title) for answer in _classify(folder, pictures, output)]
-
-
-def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, str] | None:
-    """Statistics of the attention on held-out images, and in words which these were; None where none can be read."""
-    if (found := _held_out_images(run)) is None:
-        return None
-    images, split = found
-    rows = images.select(range(min(len(images), MEASURED_IMAGES)))
-    model, processor = load_image_model(folder)
-    return attention_report(model, image_batches(rows, processor)), f"{len(rows):,} images of `{split}`"
-
-
-def _held_out_images(run: Any) -> tuple[Dataset, str] | None:
-    """Images of the test set, else of the validation set, if they lie on this machine, and the name of the split."""
-    data = run.section("data")
-    columns = {name: data[name] for name in ("image_column", "label_column") if data.get(name)}
-
-    def load(source: Any, split: str) -> Dataset:
-        return load_image_split(source, split, classes=model_classes(run.config), **columns)
-
-    return load_held_out(data, load)
 
 
 def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], output: str | Path) -> list[Example]:

@@ -20,6 +20,7 @@ from reluformers.evaluation.examples import Example
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
 from reluformers.evaluation.results import METRICS
 from reluformers.files import read_json, write_text
+from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula
 from reluformers.training.run import CURVES_FILE
 
@@ -56,8 +57,7 @@ class CardOptions:
         base_model: Hub id of the model that it was fine-tuned from; None for what the folder says of it.
         space: id of its demo.
         data_name, data_domain, data_terms: what the training data are called, are about, and their licence, in words.
-        held_out: whether rows of the test or validation set, if they lie on this machine, may be shown as examples and
-            measured where `evaluation` lacks the statistics of the attention.
+        held_out: whether rows of the test or validation set, if they lie on this machine, may be shown as examples.
     """
 
     evaluation: str | Path | None = None
@@ -127,23 +127,20 @@ def write_card(
         "examples": shown,
         "base_model": base_model,
         "table": scores,
-        "statistics": _statistics(folder, run, given.held_out, place),
+        "statistics": _statistics(run, place),
     }
     template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
     write_text(path, str(ModelCard(_render(template, run.task.card_template, context), ignore_metadata_errors=True)))
     return path
 
 
-def _statistics(folder: str | Path, run: FinishedRun, held_out: bool, place: Path) -> dict[str, Any] | None:
-    """The attention of the scored split, else of held-out rows, for the template; its figure is drawn."""
-    measured = (run.evaluation.attention, "the scored split") if run.evaluation and run.evaluation.attention else None
-    if measured is None and held_out:
-        measured = run.task.card.measure_attention(folder, run)
-    if measured is None:
+def _statistics(run: FinishedRun, place: Path) -> dict[str, Any] | None:
+    """The attention on the scored split, for the template; its figure is drawn."""
+    report = run.evaluation and run.evaluation.attention
+    if report is None:
         return None
-    report, where = measured
     plot_attention_report(report, place / ATTENTION_PICTURE)
-    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}", "where": Markup(where)}
+    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}"}
 
 
 def card_data(
@@ -225,9 +222,7 @@ def _known(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
         "trained_on": dataset or source_name(data.get("path")) or source_name(data.get("train")),
         "train_name": source_name(data.get("train") or ("train" if data.get("path") else None)),
         "epochs": None if data.get("streaming") else epochs,  # the log of a stream counts whole passes alone
-        "shape": {"shape": card.describe_shape(config), **card.describe_inputs(config, run.recipe)}
-        if run.recipe
-        else {},
+        "shape": card.describe_shape(config, run.recipe) if run.recipe else {},
         **card.template_values(config, run.languages),
     }
 
@@ -243,7 +238,7 @@ def _pictures(folder: Path, run: FinishedRun, place: Path) -> dict[str, Any]:
         has_curves = True
     except ValueError:  # the log has nothing to draw
         has_curves = False
-    drawn = [name for name in run.task.card.RUN_PICTURES if (folder / name).is_file()]
+    drawn = [name for name in (CONFUSION_FILE,) if (folder / name).is_file()]
     for name in drawn:
         if (folder / name).resolve() != (place / name).resolve():
             shutil.copyfile(folder / name, place / name)

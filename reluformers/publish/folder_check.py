@@ -8,10 +8,9 @@ import torch
 import transformers
 from safetensors.torch import save
 
-from reluformers.evaluation.examples import read_examples
 from reluformers.files import read_json, write_json
 from reluformers.saved_models import load_model
-from reluformers.tasks import Task, task_of_model_type
+from reluformers.tasks import task_of_model_type
 from reluformers.training.checkpoints import check_finite
 
 from .clean_process import answer_in_clean_process
@@ -38,17 +37,11 @@ class FolderCheck(NamedTuple):
     is_stored: bool
 
 
-def check_folder(folder: Path) -> FolderCheck:
-    """Make sure that the model of a folder is the same for everybody, by `compare_in_clean_process`."""
-    return compare_in_clean_process(folder, task_of_model_type(read_config(folder)["model_type"]))
-
-
-def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> FolderCheck:
+def check_folder(folder: Path, renew: bool = False) -> FolderCheck:
     """Compare the installed classes, and the answers stored in a folder, with a process that has only the folder.
 
     Args:
         folder: of a saved model.
-        task: what it does.
         renew: leave the stored answers out, which are to be written anew.
 
     Raises:
@@ -56,6 +49,7 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
             `LOGIT_TOLERANCE`, `generate` of the installed transformers does not give what the model computes, or the
             answers are not the stored ones.
     """
+    task = task_of_model_type(read_config(folder)["model_type"])
     stored = [] if renew else read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
     check_finite(model.state_dict(), folder)
@@ -80,9 +74,8 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
 
 def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     """Source texts for a translation model: examples of its run, or else what its tokenizer makes of tokens."""
-    texts = [example["source"] for example in read_examples(read_results(folder), "source")][:NUM_STORED]
-    if texts:
-        return texts
+    if examples := read_results(folder).get("examples"):
+        return [example["source"] for example in examples[:NUM_STORED]]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
     return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]

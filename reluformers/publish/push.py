@@ -13,7 +13,6 @@ from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from reluformers.data.names import is_hub_id
-from reluformers.evaluation.examples import read_examples
 from reluformers.files import stamp
 from reluformers.tasks import TASKS
 
@@ -85,7 +84,7 @@ def push_to_hub(
         stamps = {path: stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         card = staging / CARD_FILE
-        named = _adopt_card(card, repo_id, card_options.get("base_model"), revision)
+        named = _pinned_revision(card, repo_id, revision)
         name = named or hub.head_tag or hub.next_tag
         if not card.is_file():
             report(f"{folder}: writing the card")
@@ -184,7 +183,7 @@ class _Repository:
 
 def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
     """Lines of Python that use exactly this release, on an input that the run in the folder answered well."""
-    examples = read_examples(read_results(folder), "source")
+    examples = read_results(folder).get("examples")
     example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (
@@ -194,32 +193,20 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
     )
 
 
-def _adopt_card(card: Path, repo_id: str, base_model: str | None, revision: str | None) -> str | None:
-    """Make a card that this library wrote for another repository one of this, with all that it says.
-
-    The card of `base_model` is removed, as it describes other weights.
-
-    Returns:
-        The revision that is asked for, else the one that a card of this repository pins, if it does.
+def _pinned_revision(card: Path, repo_id: str, revision: str | None) -> str | None:
+    """The revision that is asked for, else the one that a card of this repository pins, if it does.
 
     Raises:
-        ValueError: the two differ.
+        ValueError: the two differ, or this library wrote the card for another repository.
     """
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
-    if repo_id in loaded:
-        pinned = next(iter(_PINNED.findall(text)), None)
-        if revision and pinned and revision != pinned:
-            raise ValueError(f"{CARD_FILE} loads revision {pinned}, but {revision} is pushed; correct or delete it")
-        return revision or pinned
-    if MARK in text and base_model in loaded:
-        card.unlink()
-    elif MARK in text and loaded:
-        other = min(loaded)
-        old, new = (name.rpartition("/")[2] for name in (other, repo_id))
-        text = re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", text.replace(other, repo_id), flags=re.M)
-        card.write_text(text, encoding="utf-8")
-    return revision
+    if MARK in text and loaded and repo_id not in loaded:
+        raise ValueError(f"{CARD_FILE} is that of {min(loaded)}; delete it, or write one by reluformers card")
+    pinned = next(iter(_PINNED.findall(text)), None) if repo_id in loaded else None
+    if revision and pinned and revision != pinned:
+        raise ValueError(f"{CARD_FILE} loads revision {pinned}, but {revision} is pushed; correct or delete it")
+    return revision or pinned
 
 
 def _pin(card: Path, revision: str) -> None:

@@ -12,7 +12,6 @@ import yaml
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
-from reluformers.evaluation.examples import read_examples
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
 from reluformers.files import read_json
@@ -125,11 +124,9 @@ def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
 def _leave_out_examples(results: Path, answers: Path) -> None:
     """Take rows of the validation set out of a staged release, and stored answers to them."""
     content = read_json(results) if results.is_file() else {}
-    texts = [json.dumps(example["source"], ensure_ascii=False) for example in read_examples(content, "source")]
     if content.pop("examples", None) is not None:
         results.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if answers.is_file() and any(text in answers.read_text(encoding="utf-8") for text in texts):
-        answers.unlink()  # others are written in its place
+        answers.unlink(missing_ok=True)  # others are written in its place
 
 
 def _copy_record(source: Path, target: Path) -> None:

@@ -8,7 +8,6 @@ import sacrebleu
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split
-from reluformers.data.sources import load_held_out
 from reluformers.evaluation.results import METRICS
 from reluformers.publish.finished_run import read_finished_run
 from reluformers.translation import evaluation
@@ -136,11 +135,3 @@ def test_a_card_calls_the_split_of_the_training_run_by_its_name(folder, data, na
     (folder / "recipe.yaml").write_text(f"data: {data}\n")
     (folder / "results.json").write_text('{"validation_bleu": 30.0}')
     assert read_finished_run(folder).evaluation.data.split == name
-
-
-def test_rows_that_a_card_is_measured_on_are_called_by_their_name(rows):
-    (rows / "dev.jsonl").write_text("{}")
-    given = []
-    for data in ({"validation": str(rows / "dev.jsonl")}, {"path": str(rows), "validation": "dev"}):
-        assert load_held_out(data, lambda *place: given.append(place) or "rows") == ("rows", "dev")
-    assert given[1] == (str(rows), "dev")

@@ -2,24 +2,21 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import HTTPError
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
 from reluformers.publish import push
+from reluformers.publish.card import write_card
 from reluformers.publish.push import push_to_hub
 from reluformers.publish.release import select_files
-from reluformers.saved_code.registry import save_payload
-
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
@@ -119,27 +116,14 @@ def test_revision_is_the_one_that_the_card_loads(folder, hub, unchecked):
         push_to_hub(folder, REPO, api=client(hub))
 
 
-@pytest.mark.parametrize("name", ["tatoeba-en-de", "digits-relu-vit"])
-def test_a_card_of_ours_goes_into_ones_own_account(tmp_path, hub, unchecked, monkeypatch, name):
-    """Its card is written for the new id with all that it says, and again for a new release."""
-    task = "translation" if name.startswith("tatoeba") else "image-classification"
-    monkeypatch.setattr(push, "check_folder", lambda staging: CHECKED._replace(task=task))
-    folder = Path(shutil.copytree(MODELS / name, tmp_path / "run"))
-    save_payload(AutoConfig.from_pretrained(folder), folder)  # of today
-    old = (folder / "README.md").read_text()
-    assert push_to_hub(folder, "acme/mine", api=client(hub)).revision == "v1"
-    card = pushed(hub, "acme/mine")["README.md"].decode()
-    assert card.replace("acme/mine", f"reluformers/{name}").replace("mine", name) == old
-    assert (folder / "README.md").read_text() == old
-    assert not push_to_hub(folder, "acme/mine", api=client(hub)).is_new
-    (folder / "results.json").write_text("{}")
-    assert push_to_hub(folder, "acme/mine", api=client(hub)).revision == "v2"
-    assert card.replace("v1", "v2") == pushed(hub, "acme/mine")["README.md"].decode()
-    # that of the model which this one was tuned from says nothing of it
-    push_to_hub(folder, "acme/tuned", api=client(hub), base_model=f"reluformers/{name}", held_out=False)
-    tuned = pushed(hub, "acme/tuned")["README.md"].decode()
-    assert f"base_model: reluformers/{name}" in tuned
-    assert "It was fine-tuned from" in tuned
+def test_a_card_of_ours_for_another_repository_is_refused(folder, hub, unchecked):
+    (folder / "README.md").unlink()
+    write_card(folder, "acme/first")
+    with pytest.raises(ValueError, match="acme/first"):
+        push_to_hub(folder, REPO, api=client(hub))
+    assert not hub.repos
+    write_card(folder, REPO, revision="v3", overwrite=True)
+    assert push_to_hub(folder, REPO, api=client(hub)).revision == "v3"
 
 
 def test_a_card_that_somebody_wrote_stays(folder, hub, unchecked):
