@@ -335,16 +335,12 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
     """Open a model by its folder or Hub id.
 
     Raises:
-        ValueError, OSError: there is none, or it neither translates nor classifies images.
+        ValueError, OSError: there is none, or it neither translates nor classifies images by code of its own.
     """
     options = {"trust_remote_code": True, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(name, **options)
-    tasks = getattr(config, "auto_map", None) or {}
-    if "AutoModelForSeq2SeqLM" in tasks:
-        return Translator(name, config, options)
-    if "AutoModelForImageClassification" in tasks:
-        return Classifier(name, config, options)
-    raise ValueError(f"{name}: neither a translation model nor an image classifier of reluformers")
+    translates = "AutoModelForSeq2SeqLM" in (getattr(config, "auto_map", None) or {})
+    return Translator(name, config, options) if translates else Classifier(name, config, options)
 
 
 def unknown_characters(tokenizer: Any, text: str) -> list[str]:

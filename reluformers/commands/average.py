@@ -6,7 +6,7 @@ Example:
 
 import argparse
 
-from reluformers.data.checked_fields import check_at_least
+from reluformers.configuration.field_checks import check_number
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Average."""
-    check_at_least(options, last=1)
+    check_number("average", "last", options.last, "[1, inf)", integer=True)
     folders = last_checkpoints(options.run_folder, options.last)
     average_checkpoints(folders, options.output, overwrite=options.overwrite)
     print(f"averaged {', '.join(folder.name for folder in folders)} into {options.output}")

@@ -47,7 +47,7 @@ class Call:
 @torch.no_grad()
 def calibrate(
     model: PreTrainedModel, original: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, float]]:
     r"""Fit the attention modules of a model, in place, to those of the one whose other weights it has.
 
     - φ = relu or relu2 (θ = 0, dot score): queries of each head are scaled so that the row sums are 1 on average.
@@ -65,17 +65,20 @@ def calibrate(
         batches: arguments of `forward`; a few hundred sentences or some dozen images.
 
     Returns:
-        Relative squared error of each fitted module's outputs before the output projection, by the module's name.
+        Relative squared error of each exchanged module's outputs before the output projection, by the module's name:
+        as it was, and fitted.
 
     Raises:
         ValueError: there is no batch.
     """
     pairs = exchanged_modules(model, original)
-    calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
+    with recording({name: pair[1] for name, pair in pairs.items()}) as calls:
+        read_batches(original, batches)
     training = model.training
     model.eval()
-    errors = {}
+    before, after = {}, {}
     for name, (module, reference) in pairs.items():
+        before[name] = relative_error(_pairs(module, calls[name]))
         attention = module.attention
         is_plain = attention.query_key_norm == "none" and attention.scale_form == "constant"
         if is_plain and attention.score == "dot" and attention.activation in DEGREES and attention.threshold == 0:
@@ -84,19 +87,9 @@ def calibrate(
             _fit_scale(module, reference, calls[name])
         if module.output_norm is not None:
             fit_gain(module.output_norm, _pairs(module, calls[name], module.output_norm))
-        errors[name] = _relative_error(module, calls[name])
+        after[name] = relative_error(_pairs(module, calls[name]))
     model.train(training)
-    return errors
-
-
-@torch.no_grad()
-def relative_errors(
-    model: PreTrainedModel, original: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
-) -> dict[str, float]:
-    """What `calibrate` returns, of a model as it is."""
-    pairs = exchanged_modules(model, original)
-    calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
-    return {name: _relative_error(pair[0], calls[name]) for name, pair in pairs.items()}
+    return before, after
 
 
 def exchanged_modules(
@@ -106,15 +99,6 @@ def exchanged_modules(
     names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
     pairs = {name: (model.get_submodule(name), original.get_submodule(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0].attention != pair[1].attention}
-
-
-def _record(
-    original: PreTrainedModel, modules: Mapping[str, MultiHeadAttention], batches: Iterable[Mapping[str, Tensor]]
-) -> dict[str, list[Call]]:
-    """What each module is called with while the model reads the batches."""
-    with recording(modules) as calls:
-        read_batches(original, batches)
-    return calls
 
 
 def read_batches(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
@@ -184,10 +168,6 @@ def _pairs(module: MultiHeadAttention, calls: list[Call], norm: nn.Module | None
     for call in calls:
         output = _run(module, call, module.out_proj)[0] if norm is None else norm(_run(module, call)[0])
         yield output[call.real].double(), call.joined[call.real].double()
-
-
-def _relative_error(module: MultiHeadAttention, calls: list[Call]) -> float:
-    return relative_error(_pairs(module, calls))
 
 
 def relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
@@ -333,5 +313,5 @@ def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls:
     errors = []
     for candidate in candidates:
         module.scale.data = torch.full_like(module.scale, candidate)
-        errors.append(_relative_error(module, calls))
+        errors.append(relative_error(_pairs(module, calls)))
     module.scale.data = torch.full_like(module.scale, candidates[errors.index(min(errors))])

@@ -166,10 +166,6 @@ def target_of(config: TransformerConfig) -> Source:
     Raises:
         ValueError: there is none; the message names the fields.
     """
-    for site in config.sites:
-        is_used = site != "pooling" or config.pooling == "attention"
-        if is_used and config.attention_for(site).preset_name != "softmax":
-            raise ValueError(f"{site}_attention is no plain softmax, which is all that other models compute")
     reasons = {
         name: [
             f"{field} is {getattr(config, field)!r} instead of {values[0]!r}"
@@ -180,7 +176,9 @@ def target_of(config: TransformerConfig) -> Source:
         if source.is_seq2seq == hasattr(config, "d_model")
     }
     nearest = min(reasons, key=lambda name: len(reasons[name]))
-    wrong = reasons[nearest]
+    used = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
+    others = [site for site in used if config.attention_for(site).preset_name != "softmax"]
+    wrong = [*(f"{site}_attention is no plain softmax" for site in others), *reasons[nearest]]
     if _activation_name(config) is None:
         wrong.append(f"activation_function is {config.activation_function!r}")
     if nearest != "marian" and getattr(config, "tying", "all") == "decoder":

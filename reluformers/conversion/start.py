@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .calibration import calibrate, relative_errors
+from .calibration import calibrate
 from .convert import build_model, open_source
 
 
@@ -40,8 +40,7 @@ def start_model(
     model = _own(model)
     if preset is not None and batches:
         original = _own(build_model(opened, new_head=new_head, config_fields=config_fields))
-        before = relative_errors(model, original, batches)
-        after = calibrate(model, original, batches)
+        before, after = calibrate(model, original, batches)
         if after:
             report(
                 f"attention of {len(after)} modules exchanged; squared error of their outputs on {len(batches)} "

@@ -57,7 +57,9 @@ class TokenBudgetBatchSampler(_EpochSampler):
         world_size: int = 1,
     ) -> None:
         source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
-        _check_rows(source, target, max_tokens, world_size)
+        tokens = int(max(source.max(), target.max()))
+        if tokens > max_tokens:
+            raise ValueError(f"a row has {tokens} tokens, but training.max_tokens of a whole batch is {max_tokens}")
         super().__init__(len(source), seed, rank, world_size)
         self.shuffle = shuffle
         self._places, longest = _sorted_places(source, target)
@@ -149,12 +151,6 @@ class PerProcessDataLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch; see `set_epoch` of the sampler."""
         self.batch_sampler.set_epoch(epoch)
-
-
-def _check_rows(source: np.ndarray, target: np.ndarray, max_tokens: int, world_size: int) -> None:
-    tokens = int(max(source.max(), target.max()))
-    if tokens > max_tokens:
-        raise ValueError(f"a row has {tokens} tokens, but training.max_tokens of a whole batch is {max_tokens}")
 
 
 def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -58,11 +58,3 @@ def build(name: str, kind: type, values: Any) -> Any:
         return kind(**check_fields(name, values, kind))
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def check_at_least(options: Any, **least: float) -> None:
-    """Raise a ValueError for a field that is below a bound or no number; None is above all."""
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and not value >= bound:  # .nan is not
-            raise ValueError(f"{name} must be at least {bound}, got {value}")

@@ -108,14 +108,6 @@ def take_split(source: dict, name: str) -> Any:
     return source[name]
 
 
-def check_file(path: str | os.PathLike) -> str:
-    """Check that a file is there; gives its path as str, with the home folder filled in."""
-    path = os.path.expanduser(path)
-    if not os.path.isfile(path):
-        raise ValueError(f"{path}: no such file; check the path")
-    return path
-
-
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub."""
     with reading(f"{name}, split {split!r}"):
@@ -151,13 +143,13 @@ def read_with(
     Raises:
         ValueError: As the function raises it.
     """
-    options = {"files": files, "stamps": _stamps(files), **options}
-    builder = Tables(read=read, options=options, features=features)
-    if streaming:
-        return builder.as_streaming_dataset("data")
     with reading(""):  # the function names the file itself
+        options = {"files": files, "stamps": _stamps(files), **options}
+        builder = Tables(read=read, options=options, features=features)
+        if streaming:
+            return builder.as_streaming_dataset("data")
         builder.download_and_prepare()
-    return builder.as_dataset("data")
+        return builder.as_dataset("data")
 
 
 def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import BaseImageProcessor
 
 from reluformers.configuration.field_checks import check_choice, check_number
 
-from .processing import IMAGE, LABEL, decode_image, fit_images, image_file, to_pixel_values
+from .processing import IMAGE, LABEL, decode_image, fit_images, image_file
 from .rand_augment import rand_augment
 
 CROPS = ("none", "pad", "resized")
@@ -122,7 +122,9 @@ class ImageCollator:
         images = [decode_image(file, row[IMAGE]["path"]) for file, row in zip(files, rows, strict=True)]
         if self.augmentation is not None:
             images = [self.augmentation.change(image, self.processor) for image in images]
-        batch = {"pixel_values": to_pixel_values(images, self.processor, fitted=self.augmentation is not None)}
+        # augmented ones have the model's size
+        fitted = {} if self.augmentation is None else {"do_resize": False, "do_center_crop": False}
+        batch = {"pixel_values": self.processor(images, return_tensors="pt", **fitted)["pixel_values"]}
         if LABEL in rows[0]:
             batch["labels"] = torch.tensor([row[LABEL] for row in rows])
         if self.augmentation is not None and self.augmentation.mixup:

@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
@@ -41,7 +40,6 @@ class ImageScoring(ScoringOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, batch_size=1, num_workers=0)
         if self.confusion_matrix:
             check_picture_path(self.confusion_matrix)
         check_output_files(self.output, self.confusion_matrix, inputs=self.files)

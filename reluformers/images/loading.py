@@ -126,8 +126,6 @@ def _read_folder(folder: Path) -> Dataset:
     endings = {ending for ending, kind in pillow.EXTENSION.items() if kind in pillow.OPEN}
     # hidden files are no images, whatever their ending
     files = [path for path in folder.glob("[!.]*/[!.]*") if path.suffix.lower() in endings and path.is_file()]
-    if not files:
-        raise ValueError(f"{folder}: no folders of images, nor a Parquet file of this name")
     files.sort(key=lambda path: (path.parent.name, str(path)))
     random.Random(0).shuffle(files)
     names = sorted({path.parent.name for path in files})

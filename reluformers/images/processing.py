@@ -74,18 +74,6 @@ def fit_images(images: Sequence[Image.Image], processor: BaseImageProcessor, **o
     return [Image.fromarray(np.moveaxis(np.asarray(pixels), 0, -1)) for pixels in fitted]
 
 
-def to_pixel_values(images: Sequence[Image.Image], processor: BaseImageProcessor, *, fitted: bool = False) -> Tensor:
-    """Make pixels of decoded images by a model's processor: float32 [batch, 3, height, width].
-
-    Args:
-        images: of any sizes, or of the one that the model takes.
-        processor: of the model.
-        fitted: whether they have the model's size and are rescaled and normalised alone.
-    """
-    options = {"do_resize": False, "do_center_crop": False} if fitted else {}
-    return processor(list(images), return_tensors="pt", **options)["pixel_values"]
-
-
 def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
     """Make a small batch that a vision model takes: `pixel_values` of two images of its own size."""
     shape = torch.Size((2, config.num_channels, *_sides(config)))

@@ -21,11 +21,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from reluformers.files import sync, write_text
 from reluformers.saved_models import TOKENIZER_FILES
 
-from .lock import LOCK_FILE
-
 logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
+LOCK_FILE = ".lock"  # of a run
 FORMAT_VERSION = 1
 # in a checkpoint that is being written
 UNFINISHED_FILE = ".unfinished"
@@ -122,18 +121,16 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `step`, `run` (what `run_record` says), and `files` with size and SHA-256.
 
-    A ValueError says that the checkpoint is not complete, or the manifest damaged or another checkpoint's.
+    A ValueError says that the checkpoint is not complete, or that the manifest is another checkpoint's.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file() or (folder / UNFINISHED_FILE).exists():
-        raise ValueError(f"{path}: is missing or not the last word, so this is no complete checkpoint")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         is_whole = manifest.pop("sha256") == _digest(manifest) and manifest["format_version"] == FORMAT_VERSION
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         is_whole = False
-    if not is_whole or manifest["step"] != step_of(folder):
-        raise ValueError(f"{path}: is damaged or of another checkpoint; take another one")
+    if not is_whole or manifest["step"] != step_of(folder) or (folder / UNFINISHED_FILE).exists():
+        raise ValueError(f"{path}: is missing, damaged or of another one, so this is no complete checkpoint")
     return manifest
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config, open_source
-from reluformers.data.checked_fields import check_at_least, check_fields, check_mapping, check_name
+from reluformers.data.checked_fields import check_fields, check_mapping, check_name
 from reluformers.data.names import marked_as_local
 from reluformers.data.sources import naming
 from reluformers.files import write_text
@@ -35,10 +35,6 @@ class _StartSection(TransferOptions):
     sites: list[str] | None = None
     calibration_rows: int = CALIBRATION_ROWS
     dtype: str | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, calibration_rows=0)
 
 
 class Recipe:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from filelock import FileLock
 from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -19,9 +20,15 @@ from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
 from .averaging import mean_weights
-from .checkpoints import check_model, checkpoint_to_resume, checkpoints_of, read_manifest, set_aside_later
+from .checkpoints import (
+    LOCK_FILE,
+    check_model,
+    checkpoint_to_resume,
+    checkpoints_of,
+    read_manifest,
+    set_aside_later,
+)
 from .identity import check_same_run, run_record
-from .lock import only_run
 from .memory import GiveBackMemory, keep_freed_memory
 from .recipe import Recipe
 from .sharding import SHARDED_WEIGHTS, read_sharded_weights
@@ -34,6 +41,7 @@ LOG_FILE = "log_history.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
+_PATIENCE = 10.0  # seconds: the workers of a killed run hold its lock until they notice
 
 
 class Run:
@@ -171,6 +179,18 @@ class Run:
             earlier = json.loads(path.read_text(encoding="utf-8"))
             return {name: value for name, value in earlier.items() if name == "training_seconds"}
         return {} if self.checkpoint else {"training_seconds": self._seconds}
+
+
+@contextmanager
+def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
+    """Keep other runs out of a folder, which is made, for the time of a block.
+
+    The system frees the lock when its process ends, however it ends, so none is ever stale. filelock's `Timeout`, an
+    OSError, says that another run is still there after `patience` seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK_FILE, timeout=patience):
+        yield
 
 
 @contextmanager

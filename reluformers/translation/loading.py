@@ -9,7 +9,6 @@ from typing import Any
 from datasets import Dataset, Features, IterableDataset, Value
 
 from reluformers.data.sources import (
-    check_file,
     naming,
     read_hub,
     read_parquet,
@@ -152,13 +151,13 @@ def _format(path: str | os.PathLike) -> str:
 
 
 def _check_files(files: list | dict) -> list[str] | dict[str, str]:
-    """Check that the files of a split are there, and that a pair of text files are two."""
-    if isinstance(files, dict) and set(files) == {"source", "target"}:
-        files = {side: check_file(path) for side, path in files.items()}
-        if os.path.samefile(files["source"], files["target"]):
-            raise ValueError(f"{files['target']}: is the file of both source and target; name two")
-        return files
-    return [check_file(path) for path in files]
+    """The paths of a split's files; a `ValueError` where a pair of text files is one."""
+    if not isinstance(files, dict) or set(files) != {"source", "target"}:
+        return list(map(os.path.expanduser, files))
+    files = {side: os.path.expanduser(path) for side, path in files.items()}
+    if os.path.samefile(files["source"], files["target"]):
+        raise ValueError(f"{files['target']}: is the file of both source and target; name two")
+    return files
 
 
 def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> list[str] | dict[str, str]:

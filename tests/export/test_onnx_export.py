@@ -152,7 +152,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"lies inside"):
         export_onnx(folder, folder)
     monkeypatch.setattr("onnx.save", None)  # rows are read before graphs are made
-    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file"):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: No such file"):
         export_onnx(
             folder, tmp_path / "onnx", data={"data": "nowhere.jsonl", "source_lang": "en", "target_lang": "de"}
         )

@@ -9,7 +9,7 @@ from builders.pictures import picture, row
 from reluformers import vision_config
 from reluformers.images import rand_augment as operations
 from reluformers.images.augmentation import Augmentation, ImageCollator
-from reluformers.images.processing import build_image_processor, to_pixel_values
+from reluformers.images.processing import build_image_processor
 
 
 def processor(size=32):
@@ -104,5 +104,5 @@ def test_operations_have_the_strength_of_big_vision(monkeypatch):
 
 def test_pixel_values_of_big_vision():
     image = Image.fromarray(np.array([[[0, 128, 255]]], np.uint8))
-    values = to_pixel_values([image], processor(), fitted=True)
+    values = processor()([image], do_resize=False, do_center_crop=False, return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(values.flatten(), torch.tensor([-1.0, 2 * 128 / 255 - 1, 1.0]))

@@ -16,13 +16,13 @@ from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe
 from reluformers.errors import DivergenceError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
-from reluformers.training.lock import only_run
+from reluformers.training.run import only_run
 from reluformers.translation import TranslationTrainer, train_translation
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from reluformers.training.lock import only_run
+from reluformers.training.run import only_run
 with only_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

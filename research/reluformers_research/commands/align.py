@@ -26,7 +26,6 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_libraries
-from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
@@ -57,7 +56,6 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError("--save needs --development to choose the head by, and the model in a folder")
     if options.save and Path(options.model, MANIFEST_FILE).is_file():
         raise ValueError(f"{options.model}: with another config.json training would not go on from this checkpoint")
-    check_at_least(options, max_tokens=1)
     read = [*data.paths, *(development.paths if development else [])]
     check_output_files(options.output, options.report, inputs=read)
     check_model(options.model)

@@ -20,7 +20,6 @@ from itertools import compress
 from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_libraries
-from reluformers.data.checked_fields import check_at_least
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
@@ -48,7 +47,6 @@ def run(options: argparse.Namespace) -> None:
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
     check_output_files(*options.output, inputs=text.paths)
-    check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
     silence_libraries()
