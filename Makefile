@@ -75,9 +75,8 @@ translate: $(SETUP)  ## translate TEXT with MODEL, a folder, else models/tatoeba
 # A model of the Hub is downloaded, so here the network is allowed. The file is run as a Space runs it: nothing is
 # imported before it says what it loads.
 app: export HF_HUB_OFFLINE = 0
-app: export MODEL_ID = $(value MODEL)
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, else those of models/, on a page that shows its attention
-	@$(VENV)/bin/python reluformers/app/app.py
+	@$(VENV)/bin/python reluformers/app/app.py $${MODEL:+"$$MODEL"}
 
 docs: $(SETUP)  ## build the documentation site into site/
 	@rm -rf build research/build

@@ -8,9 +8,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-# filled in when the Space is pushed; the command line and the environment come first
+# filled in when the Space is pushed; the command line comes first
 MODEL_ID = ""
 MODEL_REVISION = ""
 
@@ -21,8 +21,8 @@ CLONED_MODELS = [
 ]
 # of the environment, what decides how things are computed and shown; all else may be a token
 PASSED = re.compile(
-    r"PATH|HOME|USER|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|XDG_[A-Z_]+"
-    r"|BROWSER|SYSTEMROOT|TEMP|TMP|USERPROFILE|APPDATA|LOCALAPPDATA|EXAMPLES|MODEL_ID|MODEL_REVISION|GRADIO_[A-Z_]+"
+    r"PATH|HOME|USER|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_[A-Z_]+"
+    r"|SYSTEMROOT|TEMP|TMP|USERPROFILE|APPDATA|LOCALAPPDATA|GRADIO_[A-Z_]+"
     r"|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE|HF_HUB_OFFLINE|(?:CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|CUDA_HOME"
     r"|(?:OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|TRITON|RELUFORMERS)_[A-Z_]+|TOKENIZERS_PARALLELISM"
 )
@@ -33,34 +33,17 @@ STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # the process that has no tokens, by 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the page."""
-    parser.add_argument(
-        "model", nargs="?", help="folder or Hub id; without it, the variable MODEL_ID, or else the models of models/"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit; without it, the variable MODEL_REVISION")
+    parser.add_argument("model", nargs="?", help="folder or Hub id; without it, the models of models/")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
     parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a second model, for the same input")
     parser.add_argument(
         "--example",
         metavar="INPUT",
         action="append",
-        help="text or image file to begin with; may be repeated. Without it, the lines of the variable EXAMPLES, or "
-        "else the examples of the model's results.json or card",
+        help="text or image file to begin with; may be repeated. Without it, examples of the model's results.json or "
+        "card",
     )
     parser.add_argument("--port", type=int, help="port of the page; without it, the first free port from 7860 on")
-
-
-def choose_model(
-    model: str | None, revision: str | None, environment: Mapping[str, str]
-) -> tuple[str | None, str | None]:
-    """The model to open and its revision: of the command line, else of MODEL_ID and MODEL_REVISION, else as pushed."""
-    if model:
-        return model, revision
-    for name, pinned in (
-        (environment.get("MODEL_ID"), environment.get("MODEL_REVISION")),
-        (MODEL_ID, MODEL_REVISION),
-    ):
-        if name:
-            return name, revision or pinned or None
-    return None, None
 
 
 def cloned_models() -> list[str]:
@@ -81,12 +64,6 @@ def drop_tokens() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**passed, **began})
 
 
-def has_desktop(environment: Mapping[str, str]) -> bool:
-    """Whether somebody sits here who can be shown a window."""
-    windows = sys.platform in ("darwin", "win32") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
-    return bool(windows) and sys.stdout.isatty()
-
-
 def open_page(
     model: str | None = None,
     *,
@@ -100,11 +77,10 @@ def open_page(
     Raises:
         SystemExit: there is no model, it cannot be loaded, or the port is taken; says so in one line.
     """
-    name, pinned = choose_model(model, revision, os.environ)
-    examples = example or os.environ.get("EXAMPLES", "").splitlines()
+    name, pinned = (model, revision) if model else (MODEL_ID, revision or MODEL_REVISION or None)
     names = [name] if name else cloned_models()
     try:
-        if name is None and (not names or revision or compare or examples):
+        if not name and (not names or revision or compare or example):
             raise ValueError("name a model: its folder or Hub id")
         folders = [*names, *filter(None, [compare])]
         if all(map(os.path.isdir, folders)):
@@ -113,8 +89,8 @@ def open_page(
         # torch, transformers and Gradio take seconds to import, so not before that line
         from pages import build_app, build_tabs, serve
 
-        page = build_app(name, pinned, compare=compare, examples=examples or None) if name else build_tabs(names)
-        serve(page, port, in_browser=has_desktop(os.environ))
+        page = build_app(name, pinned, compare=compare, examples=example) if name else build_tabs(names)
+        serve(page, port)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

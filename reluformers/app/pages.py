@@ -358,9 +358,9 @@ def build_tabs(names: Sequence[str]) -> gr.Blocks:
     return page.queue(max_size=MAX_WAITING)
 
 
-def serve(page: gr.Blocks, port: int | None, *, in_browser: bool) -> None:
+def serve(page: gr.Blocks, port: int | None) -> None:
     """Serve a page until interrupted, and say on the terminal when it is there; without a port by Gradio's choice."""
     print("Starting the page and waiting until it answers", flush=True)
-    page.launch(server_port=port, inbrowser=in_browser, prevent_thread_lock=True, **LAUNCH)
+    page.launch(server_port=port, prevent_thread_lock=True, **LAUNCH)
     print(f"The page is at {page.local_url}; Ctrl+C ends it", flush=True)
     page.block_thread()

@@ -53,6 +53,23 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
             )
 
 
+def read_splits(data: Any, load: Callable[[str, Any, str], Dataset]) -> dict[str, Dataset]:
+    """Read every split that the data section of a recipe names, none of which may share rows with `train`.
+
+    Args:
+        data: the section.
+        load: of a split's name, where it lies, and what it is called there.
+    """
+    sources = data.sources()
+    check_apart(data.path, sources)
+    location = {name: getattr(data, name) for name in ("path", "name", "revision")}
+    splits = {}
+    for name, source in sources.items():
+        with naming(f"data.{name}"):
+            splits[name] = load(name, *(({name: source}, name) if data.path is None else (location, source)))
+    return splits
+
+
 def _share_files(*sources: Any) -> bool:
     first, second = ({Path(os.path.expanduser(file)).resolve() for file in _files(source)} for source in sources)
     return bool(first & second)

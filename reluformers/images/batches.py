@@ -16,27 +16,24 @@ from .augmentation import ImageCollator
 from .processing import IMAGE, decode_image, image_file
 
 
-class SeededRows(Dataset):
-    """Rows of `load_image_split`, fetched a batch at a time together with its seed."""
+class SeededImages(Dataset):
+    """Batches of rows of `load_image_split`, made at random from the seed of each.
 
-    def __init__(self, dataset: datasets.Dataset):
-        self.dataset = dataset
+    A resumed run, or one with more workers, gets the same.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, collator: ImageCollator):
+        self.dataset, self.collator = dataset, collator
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, batch: SeededBatch) -> tuple[int, list[dict[str, Any]]]:
-        """Seed and rows of a batch, for `collate_seeded`."""
-        return batch.seed, self.dataset.__getitems__(batch.rows)
-
-
-def collate_seeded(collator: ImageCollator, seeded_rows: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Make a batch at random from its seed: a resumed run, or one with more workers, gets the same."""
-    seed, rows = seeded_rows
-    with torch.random.fork_rng(devices=[]):
-        # `torch.manual_seed` would seed the generators of GPUs too
-        torch.default_generator.manual_seed(seed)
-        return collator(rows)
+    def __getitems__(self, batch: SeededBatch) -> dict[str, Any]:
+        """Make a batch."""
+        with torch.random.fork_rng(devices=[]):
+            # `torch.manual_seed` would seed the generators of GPUs too
+            torch.default_generator.manual_seed(batch.seed)
+            return self.collator(self.dataset.__getitems__(batch.rows))
 
 
 def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:

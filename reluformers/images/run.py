@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Pr
 
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
-from reluformers.data.sources import check_apart, naming
+from reluformers.data.sources import naming, read_splits
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.meter import median_speed
@@ -83,22 +83,18 @@ def train_image_classification(
 
 def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`."""
-    sources = data.sources()
-    if "train" not in sources:
+    if "train" not in data.sources():
         raise ValueError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
-    check_apart(data.path, sources)
-    location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
-    splits: dict[str, Dataset] = {}
-    for name, source in sources.items():
-        where = (location, source) if data.path is not None else ({name: source}, name)
-        with naming(f"data.{name}"):
-            splits[name] = load_image_split(
-                *where,
-                image_column=data.image_column,
-                label_column=data.label_column,
-                classes=class_names(splits["train"]) if splits else None,
-            )
-    return splits
+    names: list[str] | None = None
+
+    def load(_name: str, source: Any, split: str) -> Dataset:
+        nonlocal names
+        columns = {"image_column": data.image_column, "label_column": data.label_column}
+        images = load_image_split(source, split, **columns, classes=names)
+        names = names or class_names(images)  # of train, which comes first
+        return images
+
+    return read_splits(data, load)
 
 
 def build_model(

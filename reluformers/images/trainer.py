@@ -1,14 +1,13 @@
 """Trainer for image classification: a seed for each batch, accuracy, weight decay as in big_vision."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 from transformers import BaseImageProcessor
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -17,7 +16,7 @@ from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
-from .batches import SeededRows, collate_seeded
+from .batches import SeededImages
 from .scoring import classify
 
 # the modules whose weights big_vision calls kernels
@@ -62,9 +61,9 @@ class ImageTrainer(TaskTrainer):
             drop_last=self.args.dataloader_drop_last,
             **self.sampler_options(),
         )
-        collator = partial(collate_seeded, self.training_collator)
+        batches = SeededImages(self.train_dataset, self.training_collator)
         return PerProcessDataLoader(
-            SeededRows(self.train_dataset), batch_sampler=sampler, collate_fn=collator, **self.loader_options()
+            batches, batch_sampler=sampler, collate_fn=default_convert, **self.loader_options()
         )
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:

@@ -23,18 +23,7 @@ from reluformers.files import write_text
 from .arguments import TaskTrainingArguments
 from .transfer import TransferOptions
 
-CALIBRATION_ROWS = 128
-_TRANSFER = tuple(item.name for item in dataclasses.fields(TransferOptions))
-
-
-@dataclasses.dataclass(frozen=True)
-class _StartSection(TransferOptions):
-    """Keys of the model section that say from what model training starts, and how."""
-
-    start: str | None = None
-    sites: list[str] | None = None
-    calibration_rows: int = CALIBRATION_ROWS
-    dtype: str | None = None
+_START = tuple(item.name for item in dataclasses.fields(TransferOptions))
 
 
 class Recipe:
@@ -44,8 +33,8 @@ class Recipe:
     `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
     With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
     exchanged for, none if missing, `sites` is where (everywhere if missing), and `calibration_rows` of the training
-    set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. `TransferOptions` are fields
-    of this section too.
+    set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. All fields of
+    `TransferOptions` are keys of this section.
 
     A task gives `make_config(preset, **fields)`, the configuration of a preset with some fields.
     """
@@ -54,7 +43,7 @@ class Recipe:
     task: ClassVar[str]
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
-    model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows", *_TRANSFER)
+    model_options: ClassVar[tuple[str, ...]] = ("preset", *_START)
     # fields of the configuration that follow from the data
     decided_fields: ClassVar[Collection[str]] = ()
 
@@ -67,7 +56,7 @@ class Recipe:
         if self.start is None:
             try:
                 return self.make_config(values.pop("preset", "softmax"), **values)
-            except AttributeError as error:  # transformers looks a dtype up in torch
+            except (AttributeError, TypeError) as error:  # transformers looks a dtype up in torch
                 raise ValueError(f"model: {error}") from error
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
         opened = open_source(self.start)
@@ -89,12 +78,12 @@ class Recipe:
     @property
     def calibration_rows(self) -> int:
         """How many rows of the training set an exchanged attention is fitted on."""
-        return self.model.get("calibration_rows", CALIBRATION_ROWS) if self.model.get("preset") else 0
+        return self.transfer.calibration_rows if self.model.get("preset") else 0
 
     @property
     def transfer(self) -> TransferOptions:
         """What the model that training starts from does in training."""
-        return TransferOptions(**{name: self.model[name] for name in _TRANSFER if name in self.model})
+        return TransferOptions(**{name: self.model[name] for name in _START if name in self.model})
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
         """Arguments of the trainer, for an output folder."""
@@ -161,10 +150,10 @@ class Recipe:
         """The model section; the values themselves are checked by the configuration class."""
         preset = values.get("preset", "softmax")
         check_name(preset, ATTENTION_PRESETS, "model.preset")
-        given = {item.name: values[item.name] for item in dataclasses.fields(_StartSection) if item.name in values}
+        given = {name: values[name] for name in _START if name in values}
         with naming("model"):
-            options = _StartSection(**check_fields("model", given, _StartSection))
-        missing, idle = "start", {"sites", "calibration_rows", *_TRANSFER} & values.keys()
+            options = TransferOptions(**check_fields("model", given, TransferOptions))
+        missing, idle = "start", {*_START} - {"start"} & values.keys()
         if options.start is not None:
             exchanges = {
                 "sites": options.sites,

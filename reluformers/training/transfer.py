@@ -25,11 +25,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TransferOptions:
-    """Fields of a recipe's `model` section that say what the original does in training; see `Transfer`.
+    """Keys of a recipe's `model` section that say what model training starts from, and what it does in training.
 
     Args:
-        distillation: w, in [0, 1].
-        attention_distillation: a, 0 or more.
+        start: folder or Hub id of the model, the original; None for a fresh one.
+        sites: where its attention is exchanged for that of `preset`; None for everywhere.
+        calibration_rows: of the training set, that the new attention is fitted on.
+        distillation: w of `Transfer`, in [0, 1].
+        attention_distillation: its a, 0 or more.
         schedule: how the attention is exchanged; see `exchange_shares`.
         schedule_updates: over how many updates; 0 with `at_once`.
 
@@ -37,6 +40,9 @@ class TransferOptions:
         ValueError: a value is not allowed, alone or beside the others.
     """
 
+    start: str | None = None
+    sites: list[str] | None = None
+    calibration_rows: int = 128
     distillation: float = 0.0
     attention_distillation: float = 0.0
     schedule: Literal["at_once", "layer_by_layer", "mixed"] = "at_once"

@@ -21,7 +21,7 @@ from transformers import (
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.batches import PairCollator
-from reluformers.data.sources import check_apart, naming
+from reluformers.data.sources import read_splits
 
 from .arguments import TranslationTrainingArguments
 from .cleaning import clean
@@ -68,11 +68,7 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
         raise ValueError(
             "data needs source_lang, target_lang and, as files or splits of data.path, train and validation"
         )
-    check_apart(data.path, sources)
-    splits = {}
-    for split, source in sources.items():
-        with naming(f"data.{split}"):
-            splits[split] = _load_split(data, split, source)
+    splits = read_splits(data, partial(_load_split, data))
     if data.held_out is not None:
         splits["train"], splits["validation"] = hold_out(splits["train"], data.held_out, data.held_out_seed or 0)
     return splits
@@ -92,16 +88,11 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
     return rows.select(left), rows.select(sorted(drawn))
 
 
-def _load_split(
-    data: TranslationDataSection, split: str, source: str | list[str] | dict[str, str]
-) -> Dataset | PairStream:
-    where = {"path": data.path, "name": data.name, "revision": data.revision}, source
-    if data.path is None:
-        where = {split: source}, split
+def _load_split(data: TranslationDataSection, name: str, source: Any, split: str) -> Dataset | PairStream:
     options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
-    if data.streaming and split == "train":
-        return PairStream(*stream_translation_split(*where, **options), data.buffer_rows)
-    return load_translation_split(*where, document_column=data.document_column, **options)
+    if data.streaming and name == "train":
+        return PairStream(*stream_translation_split(source, split, **options), data.buffer_rows)
+    return load_translation_split(source, split, document_column=data.document_column, **options)
 
 
 def _texts(train: Dataset | PairStream, columns: tuple[str, ...]) -> Iterator[list[str]]:

@@ -55,17 +55,6 @@ def classification_client(serve, classifier) -> Client:
     return serve(pages.classification_app({"one": classifier}, "# Title"))
 
 
-def test_model_of_the_command_line_comes_first(monkeypatch):
-    environment = {"MODEL_ID": "env/model", "MODEL_REVISION": "v2"}
-    monkeypatch.setattr(app, "MODEL_ID", "pushed/model")
-    monkeypatch.setattr(app, "MODEL_REVISION", "v3")
-    # a revision belongs to its model
-    assert app.choose_model("my/model", None, environment) == ("my/model", None)
-    assert app.choose_model(None, None, environment) == ("env/model", "v2")
-    assert app.choose_model(None, "v9", environment) == ("env/model", "v9")
-    assert app.choose_model(None, None, {}) == ("pushed/model", "v3")
-
-
 def test_heading_names_a_folder_without_its_place(tmp_path, translator):
     folder = tmp_path / "my_model"
     folder.mkdir()
@@ -161,7 +150,6 @@ def clone(tmp_path, monkeypatch) -> list[str]:
     """Folders that are opened where no model is named."""
     folders = [str(save_translator(tmp_path / "text")), str(save_classifier(tmp_path / "image"))]
     monkeypatch.setattr(app, "CLONED_MODELS", [*folders, str(tmp_path / "none")])
-    monkeypatch.delenv("MODEL_ID", raising=False)
     return folders
 
 
