@@ -50,11 +50,3 @@ def check_mapping(name: str, values: Any) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"{name} is {values!r}, but must be a mapping")
     return values
-
-
-def build(name: str, kind: type, values: Any) -> Any:
-    """A dataclass of checked values; as `check_fields`, and a field without a default must be given."""
-    try:
-        return kind(**check_fields(name, values, kind))
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error

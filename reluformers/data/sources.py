@@ -46,7 +46,7 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
     others = dict(sources)
     train = others.pop("train")
     for name, source in others.items():
-        if _share_files(train, source) if path is None else _share_rows(train, source):
+        if _paths(train) & _paths(source) if path is None else _share_rows(train, source):
             raise ValueError(
                 f"data.{name} is {source}, which shares rows with data.train, {train}: name parts that do not, "
                 "such as data.train=train[5000:] data.validation=train[:5000] of a data.path"
@@ -70,22 +70,19 @@ def read_splits(data: Any, load: Callable[[str, Any, str], Dataset]) -> dict[str
     return splits
 
 
-def _share_files(*sources: Any) -> bool:
-    first, second = ({Path(os.path.expanduser(file)).resolve() for file in _files(source)} for source in sources)
-    return bool(first & second)
+def _paths(source: Any) -> set[Path]:
+    """Files of a split: one, several, or one for each side."""
+    files = source.values() if isinstance(source, dict) else source if isinstance(source, list) else [source]
+    return {Path(os.path.expanduser(file)).resolve() for file in files}
 
 
 def _share_rows(*splits: str) -> bool:
     """Whether two splits, such as "train[:90%]+test", have rows in common where there are very many."""
-    parts = itertools.product(*([part.strip() for part in split.split("+")] for split in splits))
-    for pair in parts:
-        if split_name(pair[0]) == split_name(pair[1]):
-            try:
-                rows = [_rows_of(split, _MANY_ROWS) for split in pair]
-            except ValueError:  # no slice at all, as the loader will say
-                continue
-            if max(part.start for part in rows) < min(part.stop for part in rows):
-                return True
+    for pair in itertools.product(*([part.strip() for part in split.split("+")] for split in splits)):
+        rows = [_rows_of(split, _MANY_ROWS) for split in pair]
+        is_same = split_name(pair[0]) == split_name(pair[1])
+        if is_same and max(part.start for part in rows) < min(part.stop for part in rows):
+            return True
     return False
 
 
@@ -109,13 +106,6 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
         return source, {}
     options = {key: value for key, value in source.items() if value is not None}
     return options.pop("path"), options
-
-
-def _files(value: Any) -> list[Any]:
-    """Files of a split: one, several, or one for each side."""
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else [value]
 
 
 def take_split(source: dict, name: str) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reluformers.data.checked_fields import build, check_mapping, check_name
+from reluformers.data.checked_fields import check_fields, check_mapping, check_name
 from reluformers.data.names import source_name
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
@@ -164,6 +164,7 @@ class Table:
         claims += [Claim.parse(text, is_ours=True) for text in values.get("questions") or []]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
             check_name(row, rows, "row")
+        settings = {name: check_fields(f"settings.{name}", one, Setting) for name, one in values["settings"].items()}
         length = _parts(values["baseline"])
         check_name(values["baseline"], {"/".join(row.split("/")[-length:]) for row in rows}, "row")
         return cls(
@@ -171,9 +172,7 @@ class Table:
             path=path,
             title=values["title"],
             rows=rows,
-            settings={
-                name: build(f"settings.{name}", Setting, setting) for name, setting in values["settings"].items()
-            },
+            settings={name: Setting(**one) for name, one in settings.items()},
             claims=claims,
             margin=float(values["margin"]),
             baseline=values["baseline"],

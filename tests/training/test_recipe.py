@@ -226,7 +226,6 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
         ("train[:90%]", "train[90%:]", False),
         ("train[5:-5]", "train[-5:]", False),
         ("train[5:]", "test[:10]", False),
-        ("train[5", "train[5:]", False),
     ],
 )
 def test_parts_that_share_rows_are_refused(train, validation, share_rows):
