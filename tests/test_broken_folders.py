@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.broken_files import SHARD, break_folder, split_weights
-from builders.commands import refusal_of
+from builders.commands import ON_A_FOLDER, command_on, lay_out, refusal_of
 from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
@@ -64,34 +64,13 @@ def test_broken_files_are_refused(whole, tmp_path, kind, seeds):
     assert min(opened, refused) > 3  # what a door does not read does not matter to it
 
 
-COMMANDS = {
-    "evaluate": "evaluate {folder} --data {data} --source_lang source --target_lang target",
-    "analyse": "analyse {folder} {data} --output {place}/analysis.json",
-    "align": "align {folder} {data} --output {place}/links",
-    "filter": "filter {folder} {data} --output {place}/kept.jsonl",
-    "convert": "convert {folder} {place}/converted",
-    "convert back": "convert {folder} {place}/converted --back",
-    "average": "average {place}/run --last 1 --output {place}/averaged",
-    "card": "card {folder} --repo_id acme/tiny --output {place}/card",
-    "check": "check {folder}",
-    "app": "app {folder}",
-    "train": "train {recipe} --output_dir {place}/trained",
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in ON_A_FOLDER if name not in ("push", "app --compare")])
 def test_every_command_refuses_an_adapter(folder, tmp_path, capsys, command):
     """The model that it names may be anybody's."""
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    shutil.copytree(folder, tmp_path / "run" / "checkpoint-5")
-    data, recipe = tmp_path / "data.jsonl", tmp_path / "recipe.yaml"
-    data.write_text('{"source": "a", "target": "b"}\n')
-    recipe.write_text(
-        f"task: translation\nmodel: {{start: {folder}}}\ntraining: {{max_steps: 3, max_tokens: 100}}\n"
-        f"data: {{source_lang: source, target_lang: target, path: {data}}}\n"
-    )
-    line = COMMANDS[command].format(folder=folder, data=data, recipe=recipe, place=tmp_path)
-    assert "adapter_config.json" in refusal_of(capsys, *line.split())
+    folder = Path(shutil.copytree(folder, tmp_path / "run" / "checkpoint-5"))
+    lay_out(tmp_path)
+    assert "adapter_config.json" in refusal_of(capsys, *command_on(folder, command, tmp_path))
 
 
 def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):

@@ -77,14 +77,6 @@ def test_code_imports_what_is_there(path):
                     assert hasattr(module, alias.name), f"{path.name}: {node.module} has no {alias.name}"
 
 
-def test_the_figures_are_small_and_have_words_for_those_who_do_not_see_them():
-    figures = sorted((ROOT / "docs" / "figures").glob("*.svg"))
-    assert [path.stem for path in figures] == sorted(
-        re.findall(r"!\[.{20,}\]\(figures/(\w+)\.svg\)", (ROOT / "docs" / "exact-zeros.md").read_text())
-    )
-    assert all(path.stat().st_size < 60_000 for path in figures)
-
-
 @pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):

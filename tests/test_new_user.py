@@ -3,7 +3,6 @@
 No sentence on this path may be wrong. The page itself is looked at in tests/app.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -102,28 +101,3 @@ def test_the_printed_lines_give_a_right_sentence(home, pushed, tmp_path):
     example = json.loads((home / "runs" / "demo" / "results.json").read_text())["examples"][0]
     assert example["source"] in code
     assert example["reference"] in line
-
-
-@pytest.mark.slow
-def test_examples_on_the_card_are_right(home, pushed, tmp_path):
-    environment, _ = pushed
-    code = f"""
-        from huggingface_hub import hf_hub_download
-        print(open(hf_hub_download({REPO!r}, "README.md"), encoding="utf-8").read())
-    """
-    card = run_clean(textwrap.dedent(code), tmp_path, **environment)
-    examples = json.loads((home / "runs" / "demo" / "results.json").read_text())["examples"]
-    shown = [example for example in examples if example["source"] in card]
-    assert shown
-    for example in shown:
-        assert example["reference"] in card
-    assert "A sentence." not in card
-
-
-@pytest.mark.slow
-def test_the_endpoint_answers_the_stock_client(home):
-    spec = importlib.util.spec_from_file_location("handler", home / "runs" / "demo" / "handler.py")
-    handler = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(handler)
-    answer = handler.EndpointHandler(str(home / "runs" / "demo"))({"inputs": "in 5 days"})
-    assert answer[0]["translation_text"] == "in 5 Tagen"

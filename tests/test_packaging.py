@@ -1,12 +1,10 @@
 """What is installed under which name, and that the versions named in different files agree."""
 
-import ast
 import os
 import re
 import runpy
 import subprocess
 import sys
-from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
 
@@ -18,11 +16,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import reluformers
-from reluformers import configuration, modeling
 
 ROOT = Path(__file__).parents[1]
 HUB_FOLDERS = ("configuration", "modeling")
-PAYLOAD = sorted(path for folder in HUB_FOLDERS for path in (ROOT / folder).glob("*.py"))
 
 
 @pytest.fixture
@@ -43,13 +39,6 @@ def constraints(name: str) -> dict[str, Version]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in pins}
-
-
-def test_hub_folders_are_parts_of_the_package():
-    assert Path(configuration.__path__[0]) == ROOT / "configuration"
-    assert Path(modeling.__path__[0]) == ROOT / "modeling"
-    names = distribution("reluformers").read_text("top_level.txt").split()
-    assert sorted(names) == ["reluformers", "reluformers_cli", "reluformers_kernels", "reluformers_native"]
 
 
 def test_every_folder_with_code_is_installed(setup_arguments):
@@ -74,25 +63,6 @@ def test_without_a_compiler_nothing_is_built_and_nothing_fails(compiler, tmp_pat
     assert process.returncode == 0, process.stderr
     assert "reluformers_native._generic" in process.stderr
     assert not list(tmp_path.rglob("*.so"))
-
-
-def test_hub_file_names_are_unique_and_flat():
-    names = [path.name for path in PAYLOAD if path.name != "__init__.py"]
-    assert len(names) == len(set(names)) > 2
-    assert not [path for folder in HUB_FOLDERS for path in (ROOT / folder).glob("*/*.py")]
-
-
-@pytest.mark.parametrize("path", PAYLOAD, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_hub_files_import_siblings_and_the_floor_below(path):
-    relative = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    for node in relative:
-        folder, _, module = node.module.rpartition(".") if node.level == 2 else (path.parent.name, "", node.module)
-        assert (ROOT / folder / f"{module}.py").is_file(), ast.unparse(node)
-        assert folder == path.parent.name or (path.parent.name, folder) == ("modeling", "configuration")
 
 
 def test_versions_agree(setup_arguments):

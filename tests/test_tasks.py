@@ -1,7 +1,6 @@
 """One record for each task and no second list of them; rooms that do not know each other."""
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -15,14 +14,6 @@ from reluformers.tasks import TASKS, load_recipe, task_named, task_of, task_of_m
 from reluformers_cli import all_commands
 
 ROOT = Path(reluformers.__file__).parents[1]
-FOLDERS = ("reluformers", "configuration", "modeling", "scripts")
-SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-QUESTION = re.compile(r"\b(is_vision|is_image|is_encoder_decoder)\b")
-# transformers asks configurations for this field
-ASKED_BY_TRANSFORMERS = {
-    "configuration_seq2seq.py": "is_encoder_decoder: bool = True",
-    "recipe.py": 'decided = {"architectures", "is_encoder_decoder", *cls.decided_fields}',
-}
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (
     ("saved_code",),  # what `import reluformers` registers
@@ -39,13 +30,6 @@ FLOORS = (
 )
 # files of the package itself that know rooms, and the room beneath which each of them lies
 BELOW = {"tasks": "export"}
-
-
-def test_nobody_asks_what_kind_a_model_is():
-    for path in SOURCES:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if QUESTION.search(line):
-                assert line.strip() == ASKED_BY_TRANSFORMERS.get(path.name), f"{path}: {line}"
 
 
 def test_every_family_has_a_task():

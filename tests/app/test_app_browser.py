@@ -8,7 +8,6 @@ APP_TEXT the sentence they begin with.
 import base64
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,18 +19,18 @@ import numpy as np
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from builders.browsers import CHROMIUM, DRIVER, open_browser
 from builders.pictures import picture
 from builders.saved_models import SPACE, save_classifier, save_translator
 from reluformers.modeling.pipeline_translation import longest_translation
 
 pytest.importorskip("gradio")
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = 120
 EXAMPLES = (
     os.environ.get("APP_TEXT", "A man in a blue hat is riding a horse on the beach."),
@@ -54,15 +53,8 @@ pytestmark = [
 
 @pytest.fixture
 def browser(tmp_path):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1600"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    yield driver
-    driver.quit()
+    with open_browser(tmp_path / "profile") as driver:
+        yield driver
 
 
 @pytest.fixture

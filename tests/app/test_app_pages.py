@@ -15,7 +15,6 @@ import yaml
 from packaging.requirements import Requirement
 from transformers import pipeline
 
-from builders.attention_maps import data_of
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
 from reluformers.app import FILES, space_files
 
@@ -55,17 +54,6 @@ def classification_client(serve, classifier) -> Client:
     return serve(pages.classification_app({"one": classifier}, "# Title"))
 
 
-def test_heading_names_a_folder_without_its_place(tmp_path, translator):
-    folder = tmp_path / "my_model"
-    folder.mkdir()
-    text = pages.heading(str(folder), None, translator.config)
-    assert "`my_model`" in text
-    assert str(tmp_path) not in text
-    assert "[org/name](https://huggingface.co/org/name), revision `v1`" in pages.heading(
-        "org/name", "v1", translator.config
-    )
-
-
 def test_programs_translate_and_get_the_weights(translation_client, translator):
     assert translation_client.predict(TEXT, 2, api_name="/translate") == translator.translate(TEXT, 2).text
     answer = translation_client.predict(TEXT, "encoder", 1, api_name="/attention")
@@ -100,18 +88,6 @@ def test_programs_classify(classification_client, image_file, tmp_path):
     for image in (handle_file(str(tmp_path / "text.png")), None):
         with pytest.raises(exceptions.AppError, match="image"):
             classification_client.predict(image, api_name="/classify")
-
-
-def test_page_opens_with_its_first_example(translator):
-    page = pages.translation_app({"one": translator}, "# Title", TEXTS[:2])
-    values = {block.elem_id: block.value for block in page.blocks.values() if hasattr(block, "value")}
-    translation = translator.translate(TEXTS[0], pages.BEAMS)
-    assert (values["text"], values["answer"]) == (TEXTS[0], translation.text)
-    assert data_of(values["attention"])["queries"] == [
-        word.text for word in translator.attend(translation, "cross", 1).queries
-    ]
-    buttons = [block.value for block in page.blocks.values() if isinstance(block, gr.Button)]
-    assert buttons == ["Translate", *TEXTS[:2]]
 
 
 @pytest.mark.parametrize("meta", [{}, {"meta": {"_type": "gradio.FileData"}}, {"is_stream": True, "url": "x"}])

@@ -45,3 +45,35 @@ def launch(script: str, processes: int, *arguments) -> str:
     )
     assert process.returncode == 0, process.stderr
     return process.stdout
+
+
+LANGUAGES = "--source_lang en --target_lang de"
+# what opens a folder that holds a translation model: a checkpoint, in a place that `lay_out` has prepared
+ON_A_FOLDER = {
+    "evaluate": f"evaluate {{folder}} --data {{place}}/pairs.jsonl {LANGUAGES}",
+    "analyse": f"analyse {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/analysis.json",
+    "align": f"align {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/links",
+    "filter": f"filter {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/kept.jsonl",
+    "convert": "convert {folder} {place}/converted",
+    "convert back": "convert {folder} {place}/converted --back",
+    "average": "average {folder}/.. --last 1 --output {place}/averaged",
+    "card": "card {folder} --repo_id a/b --output {place}/card",
+    "check": "check {folder}",
+    "push": "push {folder} a/b",
+    "app": "app {folder}",
+    "app --compare": "app ORG/NAME --compare {folder}",
+    "train": "train {place}/recipe.yaml model.start={folder} --output_dir {place}/trained",
+}
+
+
+def lay_out(place: Path) -> None:
+    """Write the sentence pairs and the recipe that the commands above read."""
+    for name in ("pairs", "held_out"):
+        (place / f"{name}.jsonl").write_text('{"translation": {"en": "a man", "de": "ein Mann"}}\n')
+    data = f"{{train: {place}/pairs.jsonl, validation: {place}/held_out.jsonl, source_lang: en, target_lang: de}}"
+    (place / "recipe.yaml").write_text(f"task: translation\ndata: {data}\ntraining: {{max_steps: 1}}\n")
+
+
+def command_on(folder: Path, name: str, place: Path) -> list[str]:
+    """Words of a command on a folder."""
+    return ON_A_FOLDER[name].format(folder=folder, place=place).split()

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import torch
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, ViTImageProcessorPil
 
 import reluformers.app
@@ -50,6 +51,17 @@ def save_classifier(folder: Path, preset: str = "relu-vit", **fields) -> Path:
     AutoModelForImageClassification.from_config(config).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(folder)
     return folder
+
+
+def disturb(folder, auto_class, **options) -> torch.nn.Module:
+    """Move every parameter of a saved model off its initial value, so that its attention is not near nothing."""
+    torch.manual_seed(3)
+    model = auto_class.from_pretrained(folder, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model.eval()
 
 
 def write_old_payload(folder: Path, kind: str) -> set[str]:

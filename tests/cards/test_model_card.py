@@ -68,15 +68,6 @@ class TestWholeCard:
         path = write_card(write_run(tmp_path / "run", config), "someone/unknown")
         assert path.read_text(encoding="utf-8") == (PINNED / "card_unknown.md").read_text(encoding="utf-8")
 
-    def test_the_hub_reads_the_results(self, tmp_path):
-        data = ModelCard.load(write_full_card(tmp_path)).data
-        measured = {result.metric_type: result for result in data.eval_results}
-        assert measured["sacrebleu"].metric_value == 35.99
-        assert measured["sacrebleu"].metric_args["signature"].startswith("nrefs:1|")
-        assert measured["chrf"].dataset_type == "bentrevett/multi30k"
-        assert data.model_name == "en-de-reluformer"
-        assert data.widget[0]["output"] == {"text": "TWO DOGS | TWO CATS."}
-
     def test_a_card_that_is_there_stays(self, tmp_path):
         path = write_full_card(tmp_path)
         path.write_text("mine")
@@ -86,17 +77,10 @@ class TestWholeCard:
         write_full_card(tmp_path, overwrite=True)
         assert path.read_text() != "mine"
 
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [("split", "validation"), ("source", "other.jsonl"), ("rows", 9), ("decoding", {"num_beams": 4})],
-    )
-    def test_a_baseline_scored_otherwise_is_refused(self, tmp_path, key, value):
+    def test_a_baseline_scored_otherwise_is_refused(self, tmp_path):
         other = tmp_path / "evaluation.json"
-        written = translation_evaluation(36, 0)
-        (written if key == "decoding" else written["data"])[key] = value
-        other.write_text(json.dumps(written))
-        named = "data" if key == "source" else key
-        with pytest.raises(ValueError, match=f"its {named} is .* evaluate both"):
+        other.write_text(json.dumps({**translation_evaluation(36, 0), "decoding": {"num_beams": 4}}))
+        with pytest.raises(ValueError, match="decoding"):
             write_card(translation_run(tmp_path / "run"), "someone/x", baseline=other)
         assert not (tmp_path / "run" / "README.md").exists()
 

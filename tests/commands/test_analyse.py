@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from builders.image_runs import write_images
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
@@ -70,19 +70,3 @@ def test_image_models(tmp_path, capsys):
     assert set(ours["statistics"]["zeros"]) == {"encoder", "pooling"}
     assert set(vit["statistics"]["zeros"]) == {"encoder"}
     assert "null_rate.shuffled" not in ours["statistics"]
-
-
-def test_what_cannot_be_analysed_is_refused(translators, tmp_path, capsys):
-    pairs = (translators / "test.jsonl", "--source_lang", "en")
-    classifier = save_classifier(tmp_path / "classifier")
-    for arguments in (
-        (classifier, "x", "--output", "a.html"),
-        (translators / "ours", classifier, translators / "test.jsonl"),
-        (classifier, *pairs),
-        (translators / "ours", *pairs),
-        ("./nowhere", "x"),
-    ):
-        refusal_of(
-            capsys, "analyse", *arguments, *([] if "--output" in arguments else ["--output", tmp_path / "a.json"])
-        )
-    assert not list(tmp_path.glob("a.*"))

@@ -1,6 +1,5 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
-import io
 import json
 import os
 import subprocess
@@ -12,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import reluformers_cli
-from builders.commands import SCRIPTS, run_command
+from builders.commands import run_command
 from builders.saved_models import save_translator
 from reluformers.commands import build_parser
-from reluformers.errors import run_main
 from reluformers_cli import COMMANDS
 
 
@@ -28,36 +26,6 @@ def fails(capsys, *arguments) -> str:
     assert not output.out
     (line,) = output.err.splitlines()
     return line
-
-
-def test_the_overview_names_every_command(capsys):
-    with pytest.raises(SystemExit) as caught:
-        run_command("--help")
-    assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    for name, summary in COMMANDS.items():
-        assert f"  {name} " in printed
-        assert summary in printed
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_the_defaults_and_explains_every_option(command):
-    parser, run = build_parser(command)
-    assert callable(run)
-    text = parser.format_help()
-    assert text.startswith(f"usage: reluformers {command}")
-    for action in parser._actions:
-        assert action.help, action
-        if not isinstance(action.default, bool) and action.default not in (None, [], "==SUPPRESS=="):
-            assert f"(default: {action.default})" in " ".join(text.split())
-
-
-def test_unknown_commands_and_options_are_one_line(capsys, tmp_path):
-    assert "invalid choice: 'trian'" in fails(capsys, "trian")
-    assert "arguments are required: COMMAND" in fails(capsys)
-    assert "unrecognized arguments: --beams" in fails(capsys, "evaluate", "x", "--data", "y", "--beams", "3")
-    line = fails(capsys, "train", tmp_path / "none.yaml", "--output_dir", tmp_path / "out")
-    assert line.startswith(f"error: {tmp_path / 'none.yaml'}: ")
 
 
 def test_options_may_be_written_with_dashes():
@@ -104,40 +72,6 @@ def test_a_reader_may_leave(lines, program, unbuffered):
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait() in (0, 141)  # argparse passes over it
-
-
-def test_stdout_may_be_closed():
-    ended = subprocess.run(
-        ["sh", "-c", f'{sys.executable} -c "{RUN.format("print(1)")}" >&-'], capture_output=True, text=True
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_the_script_is_a_shim_of_the_command():
-    script = SCRIPTS / "train.py"
-    assert len(script.read_text().splitlines()) < 15
-    shown = [
-        subprocess.run([sys.executable, *program, "--help"], capture_output=True, text=True, check=True).stdout
-        for program in ([str(script)], ["-m", "reluformers", "train"])
-    ]
-    assert shown[0] == shown[1]
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "cp437"])
-def test_help_and_messages_print_in_any_encoding(monkeypatch, encoding):
-    for arguments in (["--help"], ["translate", "--help"], ["card", "--help"]):
-        output = io.BytesIO()
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
-        with pytest.raises(SystemExit) as caught:
-            run_command(*arguments)
-        assert caught.value.code == 0
-        assert b"usage: reluformers" in output.getvalue()
-    output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
-    text = "α … 😀 \udcff"
-    run_main(lambda: print(json.dumps(text, ensure_ascii=False)))
-    assert json.loads(output.getvalue().decode(encoding)) == text
 
 
 ROWS = [{"source": "a man", "target": "ein Mann"}] * 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.commands import run_command
+from builders.commands import refusal_of, run_command
 
 ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None, "row_sum": 1.0, "rows": 10}}
 TRANSLATION = {
@@ -56,32 +56,6 @@ def test_other_conditions_are_named(compare, tmp_path):
     assert compare(*runs)[-1] == "greedy and beam were scored in other ways: rows, decoding"
 
 
-def test_runs_of_one_name_keep_their_curves(compare, tmp_path):
-    history = [{"epoch": 1.0, "loss": 3.0}, {"epoch": 2.0, "loss": 2.0}]
-    folders = [finished_run(tmp_path / parent / "model", history) for parent in ("a", "b")]
-    picture = tmp_path / "curves.svg"
-    table = compare(*folders, "--curves", picture)
-    for folder, row in zip(folders, table[2:4], strict=True):
-        assert row.startswith(f"| {folder} |")
-        assert str(folder) in picture.read_text()
-
-
-@pytest.mark.parametrize(("streaming", "axis"), [(False, "epochs"), (True, "updates")])
-def test_curves_of_a_stream_are_drawn_by_updates(compare, tmp_path, streaming, axis):
-    """Its log counts whole passes alone, so that all points of the first one would lie on 0."""
-    history = [{"step": step, "epoch": 0.0, "loss": 3.0 - step / 100} for step in (50, 100)]
-    folder = finished_run(tmp_path / "run", history)
-    (folder / "recipe.yaml").write_text(f"data: {{streaming: {json.dumps(streaming)}}}")
-    compare(folder, "--curves", tmp_path / "curves.svg")
-    drawn = (tmp_path / "curves.svg").read_text()
-    assert [name for name in ("epochs", "updates") if f"<!-- {name} -->" in drawn] == [axis]
-
-
-def test_a_link_keeps_its_own_name(compare, tmp_path):
-    (tmp_path / "softmax").symlink_to(finished_run(tmp_path / "9a47-1", [{"epoch": 1.0, "loss": 3.0}]))
-    assert compare(tmp_path / "softmax")[2].startswith("| softmax |")
-
-
 def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     history = [
         {"epoch": 0.5, "loss": 2.0, "images_per_second": 100.0},
@@ -102,24 +76,12 @@ def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     assert "evaluation accuracy" in picture.read_text()
 
 
-def fails(compare, capsys, *folders) -> str:
-    with pytest.raises(SystemExit) as caught:
-        compare(*folders)
-    assert caught.value.code == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = output.err.splitlines()
-    return line
-
-
 def test_runs_of_two_kinds_are_refused_and_what_a_run_did_not_write_is_missing(compare, capsys, tmp_path):
     text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
-    assert "too many values" in fails(compare, capsys, text, images)
+    refusal_of(capsys, "compare", text, images)
     (text / "results.json").write_text("{}")
     assert compare(text)[2].startswith("| a | 30.00 | 50.00 | – | – |")
     bare = finished_run(tmp_path / "d", [], attention=None)
     assert compare(bare)[2].endswith("| – | – | – |")
-    (text / "results.json").write_text("[1]")
-    assert f"{text / 'results.json'}: " in fails(compare, capsys, text)
     (text / "results.json").unlink()
-    assert "results.json: cannot be read" in fails(compare, capsys, text)
+    assert "results.json" in refusal_of(capsys, "compare", text)

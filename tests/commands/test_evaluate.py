@@ -9,7 +9,6 @@ from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split
 from reluformers.evaluation.results import METRICS
-from reluformers.publish.finished_run import read_finished_run
 from reluformers.translation import evaluation
 from reluformers.translation.languages import saved_languages
 
@@ -98,12 +97,6 @@ def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, ca
     assert "TER" in caplog.text
 
 
-def test_a_split_is_called_by_its_name(folder, rows):
-    assert evaluated(folder, rows / "validation.jsonl")["data"]["split"] == "validation"
-    assert evaluated(folder, rows / "test.en", rows / "test.de")["data"]["split"] == "test"
-    assert evaluated(folder, rows / "validation.jsonl", "--split", "test")["data"]["split"] == "test"
-
-
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -119,19 +112,3 @@ def test_a_split_is_called_by_its_name(folder, rows):
 )
 def test_names_of_files_name_splits(source, name):
     assert named_split(source, "test") == name
-
-
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        ("{path: org/name}", "validation"),
-        ("{path: org/name, validation: dev}", "dev"),
-        ("{train: a.jsonl, validation: [dev.jsonl]}", "dev"),
-        ("{train: a.jsonl, validation: news.jsonl}", "validation"),
-        ("{train: a.jsonl, held_out: 5}", "validation"),
-    ],
-)
-def test_a_card_calls_the_split_of_the_training_run_by_its_name(folder, data, name):
-    (folder / "recipe.yaml").write_text(f"data: {data}\n")
-    (folder / "results.json").write_text('{"validation_bleu": 30.0}')
-    assert read_finished_run(folder).evaluation.data.split == name

@@ -105,13 +105,6 @@ def test_alignments_of_a_file_number_words_of_the_whole_line(folder, capsys, tmp
     assert max(places) >= 48
 
 
-def test_without_a_model_that_of_the_clone_is_taken(folder, expected, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "CLONED_MODEL", folder)
-    assert printed(capsys, TEXTS[0]) == expected(TEXTS[:1])
-    monkeypatch.setattr(command, "CLONED_MODEL", str(tmp_path / "none"))
-    assert str(tmp_path / "none") in refusal_of(capsys, "translate", TEXTS[0])
-
-
 def test_lines_of_a_text_stay_lines_and_a_file_named_like_a_text_is_said_to_be_one(
     folder, expected, capsys, tmp_path, monkeypatch
 ):
@@ -131,46 +124,6 @@ def test_a_file_that_is_not_there_is_no_text(folder, expected, capsys, tmp_path)
     texts = ["U.S.", "3.50", "Mr.Smith", "see news.en"]
     for text in texts:
         assert printed(capsys, "--model", folder, text) == expected([text])
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_sees_progress_unless_it_sees_the_lines(folder, capsys, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("\n".join(["Two dogs.", "", "A man."] * 20) + "\n")
-    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--batch_size", 4)
-    for more, watched in (((), False), (("--output", tmp_path / "out.txt"), False), ((), True)):
-        screen = Terminal()
-        with monkeypatch.context() as patch:
-            patch.setattr("sys.stderr", screen)
-            patch.setattr("tqdm.std.TMonitor", None, raising=False)
-            if watched:
-                patch.setattr("sys.stdout", Terminal())
-            run_command(*arguments, *more)
-        assert ("40sentences" in screen.getvalue().replace(" ", "")) is not watched
-    run_command(*arguments)
-    assert not capsys.readouterr().err
-
-
-def test_a_reader_that_goes_away_ends_it_without_a_word(folder, tmp_path):
-    reader, writer = os.pipe()
-    os.close(reader)
-    if not (child := os.fork()):
-        os.dup2(writer, 1)
-        sys.stdout, sys.stderr, code = os.fdopen(1, "w"), (tmp_path / "errors").open("w"), 1
-        try:
-            run_command("translate", "--model", folder, TEXTS[0])
-        except SystemExit as end:
-            code = end.code
-        finally:
-            sys.stdout.flush()  # as the interpreter does when it ends
-            sys.stderr.close()
-            os._exit(code)
-    os.close(writer)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 141  # as a shell says it of SIGPIPE
-    assert not (tmp_path / "errors").read_text()
 
 
 def test_what_the_model_cannot_take_is_split_and_not_cut(folder, expected, capsys, tmp_path):
@@ -243,12 +196,6 @@ def test_the_standard_input_is_utf_8_as_files_are(folder, expected, capsys, monk
     binary = io.TextIOWrapper(io.BytesIO(b"A man\n\xff\n"), encoding="utf-8", errors="surrogateescape")
     monkeypatch.setattr("sys.stdin", binary)
     assert "line 2" in refusal_of(capsys, "translate", "--model", folder, "-")
-
-
-def test_a_pipe_and_a_folder_are_no_texts(folder, capsys, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        assert str(path) in refusal_of(capsys, "translate", "--model", folder, path)
 
 
 def test_what_an_output_follows_from_has_lines_of_its_own(folder, capsys, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion import calibration
 from reluformers.conversion.calibration import Call, calibrate
-from reluformers.conversion.convert import build_model, convert, open_source
+from reluformers.conversion.convert import build_model, open_source
 from reluformers.families import FAMILIES
 from reluformers.modeling.attention import MultiHeadAttention
 
@@ -157,14 +157,3 @@ def test_a_gate_starts_at_a_half_and_the_gain_of_a_silent_channel_at_1():
     calibration.fit_gain(module.output_norm, calibration._pairs(module, calls, module.output_norm))
     assert module.output_norm.weight[0] == 1
     assert not module.output_norm.gate.any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_fitted_model_is_saved_and_goes_on_as_any_other(preset, original, tmp_path):
-    folder, batches, _ = original
-    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
-    calibrate(model, teacher, batches)
-    model.save_pretrained(tmp_path)
-    again = convert(tmp_path, tmp_path / "again")
-    torch.testing.assert_close(again(**batches[0]).logits, model(**batches[0]).logits)

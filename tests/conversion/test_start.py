@@ -94,18 +94,6 @@ def test_a_translation_model_starts_from_marian(marian, tmp_path):
     torch.testing.assert_close(kept, tuned, atol=0.02, rtol=0)
 
 
-@pytest.mark.slow
-def test_a_run_that_starts_warm_goes_on_from_its_checkpoint(marian, tmp_path):
-    folder, files = marian
-    training = {**SHORT, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
-    recipe = translation_recipe(folder, files, training, preset="rela-g")
-    whole = train_translation(recipe, tmp_path / "whole")
-    one = translation_recipe(folder, files, {**training, "max_steps": 1}, preset="rela-g")
-    train_translation(one, tmp_path / "parts")
-    parts = train_translation(recipe, tmp_path / "parts", resume="last")
-    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-6)
-
-
 def test_without_a_preset_the_source_is_trained_as_it_is(marian):
     folder, files = marian
     recipe = translation_recipe(folder, files)

@@ -8,7 +8,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
 from builders.models import all_presets
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, disturb, save_classifier, save_translator
 from reluformers.export.endpoint import EndpointHandler
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.images.onnx_model import OnnxClassifier
@@ -16,17 +16,6 @@ from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.serving.server import load_handler
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.onnx_runtime import load_onnx_translator
-
-
-def disturb(folder, auto_class, **options) -> torch.nn.Module:
-    """Move every parameter of a saved model off its initial value, so that its attention is not near nothing."""
-    torch.manual_seed(3)
-    model = auto_class.from_pretrained(folder, **options)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return model.eval()
 
 
 def assert_same_attentions(found: tuple, wanted: tuple) -> None:

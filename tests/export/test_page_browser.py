@@ -15,44 +15,21 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, pipeline
 
+from builders.browsers import CHROMIUM, DRIVER, open_browser
 from builders.pictures import picture
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, disturb, save_classifier, save_translator
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.export.page import CDN, export_page
 from reluformers.files import read_json, write_json
 from reluformers.translation.decoding import load_translation_model, translate
 
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
-CHROMIUM, DRIVER, NPM = (shutil.which(name) for name in ("chromium", "chromedriver", "npm"))
+NPM = shutil.which("npm")
 SECONDS = 240
-CLONED = Path(__file__).parents[2] / "models"
-LINES = [
-    "I don't know where he lives.",
-    "The soup is too hot to eat.",
-    "If I had more money, I would travel to Japan.",
-    "She has never been to the mountains.",
-    "Can you help me carry this box?",
-    "It was raining when we left the house.",
-    "My brother plays the guitar every evening.",
-    "There is a dog sleeping under the table.",
-    "He asked me what time it was.",
-    "We should have bought the tickets yesterday.",
-    "Why didn't you tell me the truth?",
-    "This book is more interesting than that one.",
-    "The children are playing in the garden.",
-    "I would like a cup of tea, please.",
-    "Tom forgot to lock the door.",
-    "How long have you been learning German?",
-    "The train leaves at eight o'clock.",
-    "Nobody knows what will happen tomorrow.",
-    "You can leave your coat here.",
-    "Her father works in a big hospital.",
-]
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
@@ -62,15 +39,8 @@ pytestmark = [
 
 @pytest.fixture
 def browser(tmp_path):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1600"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    yield driver
-    driver.quit()
+    with open_browser(tmp_path / "profile") as driver:
+        yield driver
 
 
 class Server:
@@ -148,17 +118,6 @@ def ask(browser, section, text: str, beams: int) -> str:
     return browser.execute_script("return arguments[0].textContent", section.find_element(By.CLASS_NAME, "answer"))
 
 
-def disturbed(folder: Path, auto_class: type) -> Path:
-    """Move every parameter of a saved model off its initial value."""
-    torch.manual_seed(3)
-    model = auto_class.from_pretrained(folder)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return folder
-
-
 def test_answers_attention_and_offline(browser, serve, tmp_path):
     names = ("one", "two", "pictures")
     one, two, pictures = folders = [tmp_path / name for name in names]
@@ -166,8 +125,8 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
     save_translator(two, "entmax15", separate=True)
     save_classifier(pictures)
     for folder in (one, two):
-        disturbed(folder, AutoModelForSeq2SeqLM)
-    disturbed(pictures, AutoModelForImageClassification)
+        disturb(folder, AutoModelForSeq2SeqLM)
+    disturb(pictures, AutoModelForImageClassification)
     picture(9, 17).save(pictures / "example.png")
     write_json(pictures / "results.json", {"examples": [{"src": "example.png"}]})
     exported = [tmp_path / "onnx" / name for name in names]

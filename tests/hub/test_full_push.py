@@ -7,7 +7,6 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from builders.commands import run_command
 from builders.hub_folders import REPO, client
 from reluformers.commands.push import ask
 from reluformers.publish.push import push_to_hub
@@ -74,21 +73,6 @@ def test_collections_are_made_once_and_hold_each_model_once(saved, hub, unchecke
     assert [item["id"] for item in collection["items"]] == [REPO]
     add_to_collection(api, slug, "acme/second")
     assert [item["id"] for item in collection["items"]] == [REPO, "acme/second"]
-
-
-def test_the_command_passes_its_options_on(monkeypatch):
-    asked = {}
-
-    def push(folder, repo_id, **options):
-        asked.update(options)
-        raise ValueError("enough")
-
-    monkeypatch.setattr("reluformers.commands.push.push_to_hub", push)
-    options = ["--base_model", "acme/base", "data_terms=CC0", "--no_held_out", "--space", "--collection", "Mine"]
-    with pytest.raises(SystemExit):
-        run_command("push", "runs/x", REPO, *options)
-    assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")
-    assert asked["data_terms"] == "CC0"
 
 
 def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of
-from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
-from builders.hub_server import Hub
+from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client
 from reluformers.publish import push
 from reluformers.publish.card import write_card
 from reluformers.publish.push import push_to_hub
@@ -22,31 +19,6 @@ from reluformers.publish.release import select_files
 def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
     repo = hub.repos["models", repo_id]
     return repo.commits[repo.branches["main"]]
-
-
-def run_script(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "reluformers", "push", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(hub, home), check=False)
-
-
-@pytest.mark.slow
-def test_a_stranger_uses_what_the_command_has_pushed(saved, hub, tmp_path):
-    result = run_script(hub, tmp_path, str(saved), REPO, "--space")
-    assert result.returncode == 0, result.stderr
-    assert f"{hub.endpoint}/{REPO}: v1 is pushed (public" in result.stdout
-    code = """
-        import sys
-        sys.modules["reluformers"] = None
-    """ + result.stdout[result.stdout.index("from transformers") :]
-    stranger = subprocess.run(
-        [sys.executable, "-I", "-c", "\n".join(line.strip() for line in code.splitlines())],
-        capture_output=True,
-        text=True,
-        env={**environment(hub, tmp_path / "stranger"), "HF_TOKEN": ""},
-        check=False,
-    )
-    assert stranger.returncode == 0, stranger.stderr
-    assert "translation_text" in stranger.stdout
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):

@@ -1,5 +1,7 @@
 """The parts of the trainer that stand alone: padding, the meter of the log, the arguments."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
@@ -7,7 +9,7 @@ from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 from reluformers.data.batches import PairCollator
 from reluformers.training.meter import TrainingMeter
 from reluformers.training.trainer import _EndOfEpoch
-from reluformers.translation import TranslationTrainingArguments
+from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers.translation.trainer import count_tokens
 
@@ -42,6 +44,17 @@ def test_the_meter_counts_tokens_and_means():
     for null_rate in (None, torch.tensor(0.5), torch.tensor(0.25), None):
         meter.add(inputs, {"null_rate": null_rate})
     assert meter.summary()["null_rate"] == pytest.approx(0.375)
+
+
+@pytest.mark.parametrize(("strategy", "logged"), [("no", []), ("epoch", [0, 1, 2, 3]), ("steps", [1, 3])])
+def test_null_rates_are_asked_for_where_a_log_is_due(tmp_path, strategy, logged):
+    args = TranslationTrainingArguments(output_dir=str(tmp_path), logging_strategy=strategy)
+    trainer = SimpleNamespace(args=args, state=TrainerState(logging_steps=2))
+    found = []
+    for trainer.state.global_step in range(4):
+        if TranslationTrainer._is_logged.fget(trainer):
+            found.append(trainer.state.global_step)
+    assert found == logged
 
 
 @pytest.mark.parametrize(("epoch", "due"), [(1.0, False), (1.5, False), (2.0, True), (2.5, False)])
