@@ -304,19 +304,6 @@ def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, 
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "marian", "t5"])
-def test_beams(name):
-    tokens = [
-        build(name, kind).generate(**inputs(name, "left"), num_beams=3, max_new_tokens=6)
-        if name in DECODERS
-        else build(name, kind).generate(
-            **{k: v for k, v in inputs(name).items() if "decoder" not in k}, num_beams=3, max_new_tokens=6
-        )
-        for kind in ("relu_attention", "written_relu")
-    ]
-    assert torch.equal(*tokens)
-
-
 @pytest.mark.parametrize(
     ("name", "attention"), list(zip(itertools.cycle(["llama", "bert", "marian"]), ATTENTIONS, strict=False))
 )

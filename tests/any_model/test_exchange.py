@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 import torch
-import transformers
 from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 
 from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
 from reluformers.conversion.exchanged_fit import _record, fit_attention
-from reluformers.exchange import ADAPTER_WEIGHTS, calls_interface
+from reluformers.exchange import ADAPTER_WEIGHTS
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
@@ -165,11 +164,6 @@ def test_decoders_are_exclusive_where_they_are_named():
     batch = {key: part for key, part in inputs("marian").items() if "decoder" not in key}
     tokens = model.generate(**batch, max_new_tokens=6)
     assert torch.equal(model.generate(**batch, max_new_tokens=6, use_cache=False), tokens)
-
-
-def test_modules_that_call_the_interface_are_found():
-    assert calls_interface(transformers.models.llama.modeling_llama.LlamaAttention)
-    assert not calls_interface(torch.nn.Linear)
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,6 @@ def test_rows_without_padding_train_as_padded_ones(folder, tmp_path):
     assert flattened == pytest.approx(padded, rel=1e-4)
 
 
-def test_packed_rows_train(folder, tmp_path):
-    losses = sft_losses(folder, tmp_path / "packed", max_length=32, packing=True)
-    assert len(losses) == 2
-    assert all(0 < loss < 10 for loss in losses)
-
-
 def test_preferences_are_trained(folder, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     rows = {"prompt": ["the cat", "a dog"] * 4, "chosen": [" sees a dog ."] * 8, "rejected": [" hears ."] * 8}

@@ -16,100 +16,34 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 WIDTH, HEADS, LENGTH = 32, 4, 11
 MOST_PARAMETERS = 100_000_000
 GROUPED = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
-# field → value, where a configuration has such a field of that kind
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            *("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size", "decoder_hidden_size", "dim"),
-            *("projection_dim", "hidden_dim", "text_embed_dim", "emb_dim", "embedding_size", "word_embed_proj_dim"),
-            *("output_hidden_size", "out_hidden_size", "width", "encoder_width"),
-        ),
-        WIDTH,
-    ),
-    **dict.fromkeys(
-        (
-            *("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"),
-            *("decoder_attention_heads", "attention_heads", "encoder_num_attention_heads"),
-            *("decoder_num_attention_heads",),
-        ),
-        HEADS,
-    ),
-    **dict.fromkeys(GROUPED, 2),
-    **dict.fromkeys(
-        (
-            *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth"),
-            *("num_encoder_layers", "num_decoder_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
-        ),
-        2,
-    ),
-    **dict.fromkeys(
-        (
-            *(
-                "intermediate_size",
-                "ffn_dim",
-                "n_inner",
-                "encoder_ffn_dim",
-                "decoder_ffn_dim",
-                "d_ff",
-                "ffn_hidden_size",
-                "expert_ffn_hidden_size",
-            ),
-            *("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim"),
-        ),
-        64,
-    ),
-    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "kv_channels", "d_head"), WIDTH // HEADS),
-    **dict.fromkeys(("vocab_size", "encoder_vocab_size", "decoder_vocab_size"), 99),
-    **dict.fromkeys(
-        (
-            *("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_source_positions"),
-            *("max_target_positions",),
-        ),
-        64,
-    ),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "zero_expert_num"), 2),
-    **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention"), 6),
-    "image_size": 16,
-    "patch_size": 4,
-    "num_channels": 3,
-    "n_group": 1,
-    "topk_group": 1,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "qk_head_dim": 16,
-    "v_head_dim": 8,
-    "rotary_dim": 4,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "vocab_size_per_layer_input": 99,
-    "hidden_size_per_layer_input": 8,
-    "hidden_size_per_head": 8,
-    "num_frames": 4,
-    "frames_per_clip": 4,
-    "crop_size": 32,
-    "prediction_length": 4,
-    "context_length": 16,
-    "context_size": 16,
-    "n_shared_experts": 1,
-    "num_kv_shared_layers": 0,
-    "cross_attention_hidden_size": WIDTH,
-    "tubelet_size": 2,
+# value → fields that get it, where a configuration has such a field of that kind
+_FIELDS_OF_SIZE = {
+    WIDTH: """hidden_size d_model n_embd embed_dim encoder_hidden_size decoder_hidden_size dim projection_dim
+        hidden_dim text_embed_dim emb_dim embedding_size word_embed_proj_dim output_hidden_size out_hidden_size width
+        encoder_width cross_attention_hidden_size""",
+    HEADS: """num_attention_heads n_head num_heads n_heads encoder_attention_heads decoder_attention_heads
+        attention_heads encoder_num_attention_heads decoder_num_attention_heads num_experts num_local_experts
+        n_routed_experts patch_size rotary_dim num_frames frames_per_clip prediction_length""",
+    WIDTH // HEADS: """head_dim d_kv attention_head_dim kv_channels d_head qk_rope_head_dim qk_nope_head_dim v_head_dim
+        mamba_n_heads mamba_d_head hidden_size_per_layer_input hidden_size_per_head""",
+    2: """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers
+        num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_experts_per_tok
+        num_experts_per_token moe_k moe_topk zero_expert_num attn_layer_period tubelet_size""",
+    64: """intermediate_size ffn_dim n_inner encoder_ffn_dim decoder_ffn_dim d_ff ffn_hidden_size
+        expert_ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size mlp_dim max_position_embeddings
+        n_positions n_ctx max_sequence_length max_source_positions max_target_positions""",
+    99: "vocab_size encoder_vocab_size decoder_vocab_size vocab_size_per_layer_input",
+    16: "image_size q_lora_rank kv_lora_rank qk_head_dim context_length context_size",
+    6: "sliding_window attention_window_size local_attention",
+    3: "num_channels",
+    1: "n_group topk_group attn_layer_offset n_shared_experts",
+    0: "num_kv_shared_layers",
 }
+SIZES: dict[str, Any] = {name: size for size, names in _FIELDS_OF_SIZE.items() for name in names.split()}
+SIZES |= {**dict.fromkeys(GROUPED, 2), "crop_size": 32}
 OFTEN_NONE = {
-    *("vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"),
-    *(
-        "num_experts",
-        "num_key_value_heads",
-        "n_shared_experts",
-        "prediction_length",
-        "context_length",
-        "moe_intermediate_size",
-    ),
+    *("vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts", "num_experts"),
+    *("num_key_value_heads", "n_shared_experts", "prediction_length", "context_length", "moe_intermediate_size"),
 }
 # two models in one, whose widths meet, and whose frames are of 8 values
 CODEC = {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]}
@@ -368,15 +302,8 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
 
     width = number(WIDTH, "hidden_size", "d_model", "embed_dim", "dim")
     channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
-    bins = number(
-        8,
-        "input_size",
-        "num_mel_bins",
-        "feature_size",
-        "input_feat_per_channel",
-        "feature_projection_input_dim",
-        "input_dim",
-    )
+    audio = ("input_size", "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
+    bins = number(8, *audio, "input_dim")
     patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
     frames, count = 2 * number(32, "max_source_positions"), number(4, "num_frames", "frames_per_clip")
     sides = list(dict.fromkeys([size, 64, 32]))

@@ -1,7 +1,6 @@
 """Word alignments from cross-attention: by a model that looks where it is told to, by hand, and by the command."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 from torch import nn
 from transformers import MarianConfig, MarianMTModel, pipeline
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from builders.models import build_model
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, save_translator
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import (
     LEAST_LINKS,
@@ -169,21 +168,6 @@ def test_error_rate_by_hand():
     assert counts.best() == AlignmentHead(0, None, False)
     rates = counts.error_rates_by_layer()
     assert rates["normal"]["mean"] == rates["normal"]["heads"][0] == pytest.approx([scores["aer"]])
-
-
-def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
-    checkpoint = shutil.copytree(folder, tmp_path / "checkpoint-3")
-    (checkpoint / "manifest.json").write_text("{}")
-    before = gold.read_text()
-    for arguments in (
-        (folder, gold, "--save"),
-        (checkpoint, gold, "--development", gold, "--save"),
-        (folder, tmp_path / "none.jsonl"),
-        (folder, gold, "--output", gold),
-        (save_classifier(tmp_path / "classifier"), gold),
-    ):
-        refusal_of(capsys, "align", *arguments)
-    assert gold.read_text() == before
 
 
 @pytest.mark.parametrize(

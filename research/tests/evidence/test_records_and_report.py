@@ -53,24 +53,18 @@ claims:
 ROWS = 2000
 
 
+def load_table(folder: Path, text: str = TABLE) -> Table:
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "t.yaml").write_text(text)
+    return Table.load(str(folder / "t.yaml"))
+
+
 @pytest.fixture
 def table(tmp_path):
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "t.yaml").write_text(TABLE)
-    return Table.load(str(tmp_path / "t.yaml"))
+    return load_table(tmp_path)
 
 
-def save_run(
-    table,
-    folder: Path,
-    name: str,
-    seed: int,
-    share: float,
-    *,
-    loss=None,
-    zeros=0.0,
-    diverged=None,
-):
+def save_run(table, folder: Path, name: str, seed: int, share: float, *, loss=None, zeros=0.0, diverged=None):
     """A record of a run that was right in a share of the rows, and had a loss of 2 − that share, about."""
     recipe = table.recipe("small", table.rows[name], seed)
     hits = np.random.default_rng(seed + 100 * len(name)).random(ROWS) < share
@@ -220,9 +214,7 @@ def test_the_loss_decides(table, tmp_path):
 
 
 def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
-    text = (tmp_path / "t.yaml").read_text().replace("two: {", "two: {training: {num_train_epochs: 7}, ")
-    (tmp_path / "t.yaml").write_text(text)
-    table = Table.load(str(tmp_path / "t.yaml"))
+    table = load_table(tmp_path, TABLE.replace("two: {", "two: {training: {num_train_epochs: 7}, "))
     for seed in (1, 2):
         for name in ("one", "two"):
             save_run(table, tmp_path, name, seed, 0.5)
@@ -402,9 +394,8 @@ def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path, is_g
 
 def test_what_has_to_be_known_of_a_verdict(table, tmp_path):
     """A lead below the margin, one that seeds alone decide, and one that the paper has not either."""
-    text = (tmp_path / "t.yaml").read_text().replace("two: {model", "two: {paper: 0.705, model")
-    (tmp_path / "t.yaml").write_text(text)
-    table = replace(Table.load(str(tmp_path / "t.yaml")), claims=[Claim.parse("one < two")])
+    table = load_table(tmp_path, TABLE.replace("two: {model", "two: {paper: 0.705, model"))
+    table = replace(table, claims=[Claim.parse("one < two")])
     for seed in (1, 2, 3):
         for name in ("one", "two"):
             save_run(table, tmp_path, name, seed, 0.5, loss=2.0)
@@ -425,9 +416,7 @@ def test_what_has_to_be_known_of_a_verdict(table, tmp_path):
 
 
 def test_questions_of_ours_are_counted_by_themselves(table, tmp_path):
-    text = (tmp_path / "t.yaml").read_text() + "questions:\n  - two > one\n"
-    (tmp_path / "t.yaml").write_text(text)
-    table = Table.load(str(tmp_path / "t.yaml"))
+    table = load_table(tmp_path, TABLE + "questions:\n  - two > one\n")
     for seed in (1, 2, 3):
         for name, share in (("one", 0.6), ("two", 0.8)):
             save_run(table, tmp_path, name, seed, share, zeros=0.1 * len(name) + 0.01 * seed)
