@@ -1,7 +1,6 @@
 """What the documents show of the code is in the code."""
 
 import ast
-import dataclasses
 import importlib.util
 import re
 import shlex
@@ -9,11 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import reference_page
 
 from reluformers.commands import SECTION_CHANGE, build_parser, take_changes
-from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.translation.recipe import TokenizerSection, TranslationDataSection
 from reluformers_cli import all_commands
 from reluformers_research.tables import Table
 
@@ -34,18 +30,6 @@ def test_guide_shows_code_as_it_is():
     sources = [(ROOT / name).read_text(encoding="utf-8") for name in SHOWN_FILES]
     for snippet in snippets:
         assert any(snippet in source for source in sources), snippet
-
-
-def test_the_reference_is_filled_from_the_code():
-    page = reference_page.on_page_markdown((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))
-    assert "<!--" not in page
-    for name in all_commands():
-        options = page.partition(f"### reluformers {name}\n")[2].partition("\n### ")[0]
-        for action in build_parser(name)[0]._actions[1:]:
-            assert (action.option_strings or [action.metavar or action.dest])[0] in options
-    for owner in (AttentionConfig, TokenizerSection, TranslationDataSection):
-        for field in dataclasses.fields(owner):
-            assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), field.name
 
 
 def python_in(path: Path) -> list[str]:

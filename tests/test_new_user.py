@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from builders.clean_processes import run_clean
+from builders.hub_folders import hub_environment
 from builders.hub_server import serve_hub
 
 pytestmark = pytest.mark.xdist_group("new_user")  # one process: the demo trains once
@@ -74,13 +75,7 @@ def pushed(home, tmp_path_factory):
     """The Hub after a push of the demo's model, with the lines that the push printed."""
     cache = tmp_path_factory.mktemp("cache")
     with serve_hub() as hub:
-        environment = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_TOKEN": "hf_writer",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(cache),
-        }
+        environment = hub_environment(hub, cache)
         process = subprocess.run(
             [sys.executable, "-m", "reluformers", "push", "./runs/demo", REPO],
             cwd=home,

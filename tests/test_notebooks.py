@@ -31,13 +31,6 @@ def test_outputs_are_there_and_of_the_code_alone(path):
     assert not [place for place in ("/home/", "/root/", "/tmp/", "site-packages") if place in text]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/how-to.md", "mkdocs.yml"])
-def test_every_notebook_is_found_from(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert len(NOTEBOOKS) == 3
-    assert [path.name for path in NOTEBOOKS if f"notebooks/{path.name}" not in text] == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(path, tmp_path):

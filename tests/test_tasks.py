@@ -65,20 +65,6 @@ def test_a_recipe_names_its_task(tmp_path):
             load_recipe(path)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_is_a_folder_and_a_row(name):
-    """Whatever of a task's own code is used elsewhere goes through its row."""
-    task = task_named(name)
-    rooms = {part.__module__.split(".")[1] for part in (task.recipe_class, task.train, task.scorer)}
-    assert len(rooms) == 1
-    (room,) = rooms
-    others = {path for path in (ROOT / "reluformers").rglob("*.py") if path.parent.name != room}
-    users = {path.name for path in others if f"reluformers.{room}" in imports_of(path)}
-    # the Hub has to know which files are a tokenizer's, and which of them it may remove; translate is one task's own;
-    # exporters are rows too, which need packages that tasks do not
-    assert users <= {"tasks.py", "release.py", "translate.py", "exporters.py"}
-
-
 def imported_names(nodes: Iterable[ast.AST], package: list[str]) -> Iterator[str]:
     """Full names of what import statements among the nodes of a file of a package take."""
     for node in nodes:

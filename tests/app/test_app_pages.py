@@ -11,12 +11,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import yaml
-from packaging.requirements import Requirement
 from transformers import pipeline
 
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
-from reluformers.app import FILES, space_files
+from reluformers.app import FILES
 
 gr = pytest.importorskip("gradio")
 import pages  # noqa: E402
@@ -173,21 +171,6 @@ def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, names, is_hidden)
     assert ("hf_secret" not in block.values()) == is_hidden
     assert (block.get("HF_TOKEN_PATH") == os.devnull) == is_hidden
     assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= block.keys()
-
-
-def test_space_is_filled_in_with_the_model():
-    files = space_files("org/my-model", "v1", licence="mit")
-    assert tuple(files) == FILES
-    assert '\nMODEL_ID = "org/my-model"\nMODEL_REVISION = "v1"\n' in files["app.py"]
-    assert "{{" not in files["README.md"]
-    _, front, _ = files["README.md"].split("---\n", 2)
-    values = yaml.safe_load(front)
-    assert (values["sdk"], values["app_file"], values["license"]) == ("gradio", "app.py", "mit")
-    assert values["models"] == ["org/my-model"]
-    assert len(values["short_description"]) <= 60
-    requirements = {line.name: line for line in map(Requirement, files["requirements.txt"].splitlines())}
-    assert requirements["gradio"].specifier.contains(values["sdk_version"])
-    assert requirements.keys() >= {"torch", "transformers", "gradio", "numpy", "pillow"}
 
 
 def test_space_needs_nothing_of_this_library():

@@ -1,7 +1,6 @@
 """A folder as a training run leaves it, and who pushes it: what the tests of the Hub share."""
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -67,7 +66,13 @@ def client(hub: Hub, token: str | None = "hf_writer") -> HfApi:
     return HfApi(hub.endpoint, token=token)
 
 
-def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """Environment of a process that uses the Hub."""
+def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
+    """What a process that uses the Hub has in its environment beside the usual."""
     values = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_writer", "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
-    return {**os.environ, **values, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**values, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def pushed(hub: Hub, repo_id: str = REPO, revision: str = "main") -> dict[str, bytes | str]:
+    """Files of a model on the Hub by name; the content of a large one is its LFS id."""
+    repo = hub.repos["models", repo_id]
+    return repo.commits[repo.find(revision)]

@@ -67,7 +67,6 @@ class Hub(ThreadingHTTPServer):
         self.lock = threading.RLock()
         self.repos: dict[tuple[str, str], Repo] = {}
         self.large: dict[str, bytes] = {}
-        self.collections: dict[str, dict] = {}
         self.log: list[tuple[str, str]] = []
         self.mend()
 
@@ -158,8 +157,6 @@ class Handler(BaseHTTPRequestHandler):
             return self._validate(json.loads(body))
         if path == "/api/repos/create":
             return self._create(json.loads(body))
-        if match := re.fullmatch(r"/api/collections(?:/([^/]+/[^/]+)(/items)?)?", path):
-            return self._collection(match[1], json.loads(body or b"{}"))
         if match := re.fullmatch(r"(?:/(spaces))?/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return self._batch(self._find(match[1] or "models", match[2], write=True), json.loads(body))
         if match := re.fullmatch(r"(?:/(spaces))?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -209,28 +206,6 @@ class Handler(BaseHTTPRequestHandler):
         if "license" in data and data["license"] not in LICENSES:
             errors.append({"message": f'"license" must be one of {list(LICENSES)}'})
         return (400 if errors else 200), {"errors": errors, "warnings": []}, {}
-
-    def _collection(self, slug: str | None, request: dict) -> tuple[int, object, dict]:
-        """Make a collection, add to it, or show it."""
-        known = self.server.collections
-        if slug is None:
-            self._may_write(request["namespace"])
-            title = request["title"]
-            words = re.sub(r"[^a-z0-9]+", "-", title.lower())
-            slug = f"{request['namespace']}/{words}-{hashlib.sha256(title.encode()).hexdigest()[:24]}"
-            if slug in known:
-                return 409, {"error": "Collection already exists", "slug": slug}, {}
-            known[slug] = {"title": title, "private": request["private"], "items": []}
-        elif slug not in known:
-            raise Refusal(404, "Collection not found")
-        elif self.command == "POST":
-            self._may_write(slug.partition("/")[0])
-            item = {"_id": "0", "position": 0, **request["item"]}
-            if item in known[slug]["items"]:
-                return 409, {"error": "Item already in collection"}, {}
-            known[slug]["items"].append(item)
-        more = {"owner": {"name": slug.partition("/")[0]}, "lastUpdated": "2026-01-01T00:00:00.000Z"}
-        return 200, {"slug": slug, **known[slug], **more, "position": 0, "theme": "green", "upvotes": 0}, {}
 
     def _create(self, request: dict) -> tuple[int, object, dict]:
         kind = {"space": "spaces"}.get(request.get("type"), "models")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config, vision_config
 from reluformers.families import FAMILIES
@@ -110,6 +110,21 @@ def build_model(preset: str = "softmax", kind: str = "seq2seq", **overrides) -> 
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+def build_marian(vocab_size: int, **fields) -> MarianMTModel:
+    """A Marian model of transformers as tiny as ours, from seed 0."""
+    torch.manual_seed(0)
+    ids = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+        "forced_eos_token_id": None,
+    }
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    sizes |= {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64}
+    return MarianMTModel(MarianConfig(**{"vocab_size": vocab_size, **ids, **sizes, **fields})).eval()
 
 
 def logits_of(model: nn.Module, **overrides) -> torch.Tensor:

@@ -72,6 +72,22 @@ def check_resuming(train, recipe, folder: Path) -> tuple[Path, Path]:
     return whole, resumed
 
 
+def check_accumulated(whole, halves) -> list[list[dict]]:
+    """Trainers make the same updates, of which one accumulates halves of the other's batches; gives their logs."""
+    for trainer in (whole, halves):
+        trainer.train()
+    logs = [training_logs(trainer) for trainer in (whole, halves)]
+    for expected, entry in zip(*logs, strict=True):
+        assert abs(entry["loss"] - expected["loss"]) < 1e-5 * expected["loss"]
+        assert abs(entry["grad_norm"] - expected["grad_norm"]) < 1e-4 * expected["grad_norm"]
+    weights = dict(halves.model.named_parameters())
+    for name, weight in whole.model.named_parameters():
+        # softmax does not see a shift of all keys: its gradient is rounding, which Adam scales up
+        if not (name.endswith("k_proj.bias") and whole.model.config.attention.activation == "softmax"):
+            torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-5)
+    return logs
+
+
 def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> TranslationRecipe:
     return TranslationRecipe.from_dict(
         {

@@ -1,15 +1,12 @@
 """The papers and formulas that cards name."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from reluformers import seq2seq_config
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from reluformers.papers import attention_source, formula
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)

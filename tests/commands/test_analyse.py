@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from builders.commands import run_command
 from builders.image_runs import write_images
+from builders.models import build_marian
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
@@ -19,12 +20,8 @@ def translators(tmp_path_factory):
     torch.manual_seed(0)
     save_translator(folder / "ours")
     tokenizer = train_tokenizer(TEXTS, 120)
-    config = MarianConfig(
-        vocab_size=len(tokenizer), d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
-        pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, bos_token_id=1, forced_eos_token_id=None,
-    )  # fmt: skip
-    MarianMTModel(config).save_pretrained(folder / "marian")
+    fields = {"decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    build_marian(len(tokenizer), **fields).save_pretrained(folder / "marian")
     save_tokenizers(folder / "marian", tokenizer, None)
     pairs = [(TEXTS[0], TEXTS[2]), (TEXTS[1], "Zwei <b>Hunde</b> & Gras."), ("A dog runs.", "Ein Hund am Strand.")]
     lines = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in pairs]

@@ -42,6 +42,7 @@ def evaluated(folder, *arguments) -> dict:
 def test_languages_are_those_of_the_folder_unless_options_say_others(folder, rows):
     found = evaluated(folder, rows / "validation.jsonl")
     assert (found["data"]["source_lang"], found["data"]["target_lang"]) == ("en", "de")
+    assert found["data"]["split"] == "validation"  # as its file is named
     other = evaluated(folder, rows / "validation.jsonl", "--target_lang", "fr")
     assert (other["data"]["source_lang"], other["data"]["target_lang"]) == ("en", "fr")
 

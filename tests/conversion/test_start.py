@@ -9,7 +9,6 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
-    MarianConfig,
     MarianMTModel,
     ViTConfig,
     ViTForImageClassification,
@@ -17,6 +16,7 @@ from transformers import (
 )
 
 from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
+from builders.models import build_marian
 from builders.translation_runs import write_toy_files
 from reluformers.conversion.start import start_model
 from reluformers.images import ImageRecipe
@@ -43,13 +43,8 @@ def marian(tmp_path_factory):
     files = write_toy_files(folder)
     texts = [line for side in files["train"].values() for line in Path(side).read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 100)
-    config = MarianConfig(
-        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=40,
-        activation_function="swish", pad_token_id=0, eos_token_id=2, bos_token_id=1, decoder_start_token_id=0,
-        forced_eos_token_id=2, init_std=0.3,
-    )  # fmt: skip
-    model = MarianMTModel(config)
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    model = build_marian(len(tokenizer), **layers, activation_function="swish", forced_eos_token_id=2, init_std=0.3)
     model.generation_config = GenerationConfig(
         bad_words_ids=[[0]], num_beams=6, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0
     )

@@ -1,9 +1,6 @@
 """The demo's steps around the training: what goes in, what it may replace, and the process without reluformers."""
 
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from demo.translation import (
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import train_tokenizer
 
-ROOT = Path(__file__).parents[2]
 # make, the shell or Python could each take a part of it for their own
 AWKWARD_TEXT = """a "b" 'c' `d` $HOME $(shell e) ${f} ; # & | \\ -- 100 % Åland €"""
 
@@ -66,28 +62,3 @@ def test_folder_opens_where_the_library_is_not(saved_model):
     assert translate_in_clean_process(saved_model, "in 5 days")["warning"] == ""
     # the code of the folder, not of the installed package
     assert re.fullmatch(r"transformers_modules\..*\.ReLUFormerForConditionalGeneration", answer["model_class"])
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("way", ["argument", "environment"])
-@pytest.mark.parametrize("target", ["demo", "translate"])
-def test_make_hands_text_on_untouched(tmp_path, way, target):
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
-    (tmp_path / ".installed").touch()
-    given = [f"TEXT={AWKWARD_TEXT}"] if way == "argument" else []
-    # the tests may run under make themselves
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    process = subprocess.run(
-        ["make", "--no-print-directory", target, f"VENV={tmp_path}", *given],
-        cwd=ROOT,
-        env=environment | ({"TEXT": AWKWARD_TEXT} if way == "environment" else {}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = process.stdout.splitlines()
-    assert lines[0] == ("scripts/demo.py" if target == "demo" else "-m")
-    assert lines[-1] == (f"--text={AWKWARD_TEXT}" if target == "demo" else AWKWARD_TEXT)

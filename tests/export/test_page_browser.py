@@ -1,7 +1,4 @@
-"""The page without a server of ours, as a visitor meets it: its answers are those of PyTorch, and it works offline.
-
-The screenshots go to the folder that the environment variable SCREENSHOTS names, else to the test's own.
-"""
+"""The page without a server of ours, as a visitor meets it: its answers are those of PyTorch, and it works offline."""
 
 import functools
 import os

@@ -7,10 +7,10 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from builders.hub_folders import REPO, client
+from builders.commands import run_command
+from builders.hub_folders import REPO, client, pushed
 from reluformers.commands.push import ask
 from reluformers.publish.push import push_to_hub
-from reluformers.publish.space import add_to_collection
 
 TRAINERS_CARD = """---
 license: mit
@@ -26,11 +26,6 @@ model-index:
 
 More information needed
 """
-
-
-def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
-    repo = hub.repos["models", repo_id]
-    return repo.commits[repo.branches["main"]]
 
 
 def test_held_out_rows_stay_out_of_a_release(folder, hub, unchecked):
@@ -62,17 +57,12 @@ def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
     assert "generated_from_trainer" not in card
 
 
-def test_collections_are_made_once_and_hold_each_model_once(saved, hub, unchecked):
-    api = client(hub)
-    push_to_hub(saved, REPO, api=api)
-    url = add_to_collection(api, "Attention without softmax", REPO)
-    assert add_to_collection(api, "Attention without softmax", REPO) == url
-    ((slug, collection),) = hub.collections.items()
-    assert url == f"{hub.endpoint}/collections/{slug}"
-    assert slug.startswith("acme/attention-without-softmax-")
-    assert [item["id"] for item in collection["items"]] == [REPO]
-    add_to_collection(api, slug, "acme/second")
-    assert [item["id"] for item in collection["items"]] == [REPO, "acme/second"]
+def test_the_command_passes_on_what_is_to_stay_at_home(monkeypatch):
+    asked = {}
+    monkeypatch.setattr("reluformers.commands.push.push_to_hub", lambda *_, **options: asked.update(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_command("push", "runs/x", REPO, "--no_held_out", "--private", "--space", "data_terms=CC0")
+    assert (asked["held_out"], asked["private"], asked["data_terms"]) == (False, True, "CC0")
 
 
 def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):

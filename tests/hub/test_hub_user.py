@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders.clean_processes import run_clean
+from builders.hub_folders import hub_environment, pushed
 from builders.hub_server import serve_hub
 from builders.models import build_model
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
@@ -62,14 +63,8 @@ def hub():
 
 
 @pytest.fixture
-def hub_environment(hub, tmp_path):
-    return {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_TOKEN": "hf_writer",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(tmp_path / "home"),
-    }
+def environment(hub, tmp_path):
+    return hub_environment(hub, tmp_path / "home")
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
@@ -81,26 +76,20 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def files_of(hub, repo_id: str, revision: str = "main") -> dict[str, bytes | str]:
-    """Content by name; that of a large file is its LFS id."""
-    repo = hub.repos["models", repo_id]
-    return repo.commits[repo.find(revision)]
-
-
 @pytest.mark.slow
-def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environment):
+def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, environment):
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     released = tmp_path / "released"
     build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(released)
     tokenizer.save_pretrained(released)
-    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
-    run(f"hf repos tag create {NAME} v1".split(), tmp_path, hub_environment)
-    run(page_block(SECTION, "bash", "hf download").split(), tmp_path, hub_environment)
+    run(f"hf upload {NAME} released".split(), tmp_path, environment)
+    run(f"hf repos tag create {NAME} v1".split(), tmp_path, environment)
+    run(page_block(SECTION, "bash", "hf download").split(), tmp_path, environment)
 
     code = page_block(SECTION, "python", "Seq2SeqTrainer")
     report = "".join(line.removeprefix("    ") for line in REPORT.splitlines(keepends=True)).replace("ORG/NAME", NAME)
     hidden = ("datasets", "evaluate", "peft")
-    output = run_clean(code + report, tmp_path, hidden=hidden, **hub_environment, ACCELERATE_USE_CPU="true")
+    output = run_clean(code + report, tmp_path, hidden=hidden, **environment, ACCELERATE_USE_CPU="true")
     report = json.loads(output.splitlines()[-1])
     first, second = report["first"], report["second"]
     assert first[0] == pytest.approx(first[1])
@@ -108,7 +97,7 @@ def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environ
     assert second[0] == pytest.approx(report["kept"])
     assert second[0] < first[0] - 1e-3
     assert report["answers"] == report["alone"]
-    first, second = files_of(hub, NAME, "v1"), files_of(hub, NAME)
+    first, second = pushed(hub, NAME, "v1"), pushed(hub, NAME)
     code = {name for name in first if name.endswith(".py")}
     assert code == {path.name for path in released.glob("*.py")} == {name for name in second if name.endswith(".py")}
     assert code <= {path.name for path in (tmp_path / "tuned").iterdir()}
@@ -133,14 +122,14 @@ OPEN_TWO = """
 
 
 @pytest.mark.slow
-def test_the_target_tokenizer_is_of_the_revision_of_the_model(tmp_path, hub, hub_environment):
+def test_the_target_tokenizer_is_of_the_revision_of_the_model(tmp_path, hub, environment):
     source, target, later = (train_tokenizer(LINES, vocab_size=size, min_frequency=1) for size in (60, 50, 40))
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "tying": "none"}
     build_model("reluformer", **sizes).save_pretrained(tmp_path / "released")
     save_tokenizers(tmp_path / "released", source, target)
     later.save_pretrained(tmp_path / "later")
-    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
-    run(f"hf repos tag create {NAME} v1".split(), tmp_path, hub_environment)
-    run(f"hf upload {NAME} later target_tokenizer".split(), tmp_path, hub_environment)
-    output = run_clean(OPEN_TWO, tmp_path, NAME, **hub_environment)
+    run(f"hf upload {NAME} released".split(), tmp_path, environment)
+    run(f"hf repos tag create {NAME} v1".split(), tmp_path, environment)
+    run(f"hf upload {NAME} later target_tokenizer".split(), tmp_path, environment)
+    output = run_clean(OPEN_TWO, tmp_path, NAME, **environment)
     assert json.loads(output.splitlines()[-1]) == [len(target), len(later), len(target)]

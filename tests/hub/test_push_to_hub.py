@@ -9,16 +9,11 @@ from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of
-from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client
+from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, pushed
 from reluformers.publish import push
 from reluformers.publish.card import write_card
 from reluformers.publish.push import push_to_hub
 from reluformers.publish.release import select_files
-
-
-def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
-    repo = hub.repos["models", repo_id]
-    return repo.commits[repo.branches["main"]]
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):
@@ -34,14 +29,6 @@ def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecke
     assert repo.tags == {"v1": repo.branches["main"]}
     assert not repo.private
     assert (release.revision, release.is_new, release.commit) == ("v1", True, repo.tags["v1"])
-
-
-def test_records_are_published_with_names_for_paths(saved, hub, unchecked):
-    push_to_hub(saved, REPO, api=client(hub))
-    files = pushed(hub)
-    assert files["recipe.yaml"].decode() == "data:\n  train: train.jsonl\n  path: bentrevett/multi30k\n"
-    assert json.loads(files["results.json"]) == {"model": "x", "data": "test.tsv", "bleu": 1.5}
-    assert "/data/secret" in (saved / "recipe.yaml").read_text()
 
 
 def test_second_call_changes_nothing_and_new_weights_are_a_new_revision(folder, hub, unchecked):

@@ -107,3 +107,5 @@ def test_paths_of_records_become_names(folder, tmp_path, value, written):
     (folder / "results.json").write_text(json.dumps(results))
     stage_files(folder, tmp_path / "staging")
     assert json.loads((tmp_path / "staging/results.json").read_text()) == {**results, "place": written}
+    assert "train: train.jsonl\n" in (tmp_path / "staging/recipe.yaml").read_text()
+    assert "/data/secret" in (folder / "recipe.yaml").read_text()

@@ -4,6 +4,7 @@ import pytest
 
 from builders.hub_folders import REPO, client
 from builders.saved_models import save_classifier
+from reluformers.app import FILES
 from reluformers.publish.space import push_space, push_static_space
 
 
@@ -14,7 +15,8 @@ def test_space_shows_this_release(hub):
     assert url == f"{hub.endpoint}/spaces/{REPO}-demo"
     assert f'MODEL_ID = "{REPO}"\nMODEL_REVISION = "v3"' in files["app.py"].decode()
     assert f"- {REPO}" in files["README.md"].decode()
-    assert {"app.py", "README.md", "requirements.txt"} <= set(files)
+    assert set(FILES) <= set(files)
+    assert b"{{" not in files["README.md"]
     assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
     push_space(REPO, "v3", api=client(hub))
     assert len(repo.titles) == 2

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from builders.clean_processes import run_clean
+from builders.hub_folders import hub_environment
 from builders.hub_server import serve_hub
 from builders.models import build_model
 from reluformers.translation.tokenization import train_tokenizer
@@ -54,8 +55,7 @@ def test_every_push_of_a_stock_trainer_opens(tmp_path):
     tokenizer.save_pretrained(tmp_path / "released")
     build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "released")
     with serve_hub() as hub:
-        environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_writer", "HF_HUB_DISABLE_XET": "1"}
-        environment |= {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "ACCELERATE_USE_CPU": "true"}
+        environment = {**hub_environment(hub, tmp_path / "home"), "ACCELERATE_USE_CPU": "true"}
         run_clean(TRANSLATION, tmp_path, *STRATEGIES, hidden=("datasets", "peft"), **environment)
         pushes = [
             (f"acme/{strategy}", sha)

@@ -2,12 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from builders.commands import SCRIPTS
 from builders.translation_runs import make_recipe
 from reluformers.translation import train_translation
 
@@ -64,20 +61,3 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
     assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
     with pytest.raises(ValueError, match="15 updates"):
         train_translation(make_recipe(files, **options), tmp_path, resume="auto")
-
-
-def test_without_a_terminal_there_are_lines_at_once_and_no_bar(files, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    make_recipe(files, num_train_epochs=1, disable_tqdm=False).save(path)
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "train.py", path, "--output_dir", tmp_path / "run"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if "'loss'" in line]
-    assert [line.split("'")[3] for line in lines] == [f"{step}/{len(lines)}" for step in range(1, len(lines) + 1)]
-    assert all("seconds_left" in line for line in lines)
-    assert "it/s" not in done.stderr
-    assert "\r" not in done.stderr

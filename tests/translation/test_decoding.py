@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of, run_command
+from builders.models import build_marian
 from reluformers import TranslationPipeline, seq2seq_config
 from reluformers.modeling.pipeline_translation import longest_translation
 from reluformers.translation.decoding import load_translation_model, translate
@@ -19,8 +20,6 @@ from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 TEXTS = ["a cat", "two dogs run over the green grass", "", "a man reads", "the cat and the dog sleep"]
-
-SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 16}
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +126,6 @@ def test_long_sources_are_cut_with_one_warning(model, tokenizer, caplog):
     assert source[0, -1] == tokenizer.eos_token_id
 
 
-def test_unknown_characters_are_named_in_one_warning(model, tokenizer, caplog):
-    with caplog.at_level(logging.WARNING, logger="reluformers"):
-        translate(model, tokenizer, ["a cat", "a 漢字 cat", "漢 ☃"], num_beams=1)
-        assert [message.split(":")[0] for message in caplog.messages] == ["the tokenizer does not know 漢, 字, ☃"]
-        translate(model, tokenizer, ["a cat"], num_beams=1)
-    assert len(caplog.messages) == 1
-
-
 @pytest.mark.parametrize("saved", [{"max_length": 30}, {"max_new_tokens": 3}], ids=str)
 def test_saved_lengths_neither_rule_nor_warn(tokenizer, caplog, saved):
     """Folders of earlier versions hold max_new_tokens."""
@@ -192,10 +183,7 @@ def test_eight_threads_share_a_model(tokenizer):
     """Each asks for something else: a penalty, alignments, texts that are cut. None changes what another one gets."""
     model = build(tokenizer, max_position_embeddings=16)
     pipe = TranslationPipeline(model, tokenizer, device="cpu")
-    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
-    ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": 2}
-    config = MarianConfig(vocab_size=len(tokenizer), d_model=16, max_position_embeddings=16, **sizes, **ids)
-    stock = MarianMTModel(config).eval()
+    stock = build_marian(len(tokenizer), max_position_embeddings=16, forced_eos_token_id=2)
     marian = TranslationPipeline(stock, tokenizer, device="cpu")
     texts = [*TEXTS, "a cat " * 30]
     options = {"num_beams": 3, "length_penalty": 1.5}

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import MarianConfig, MarianMTModel, pipeline
+from transformers import pipeline
 
 from builders.commands import run_command
-from builders.models import build_model
+from builders.models import build_marian, build_model
 from builders.saved_models import TEXTS, save_translator
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import (
@@ -119,20 +119,6 @@ def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, head,
     links = [link for link in answer["alignments"] if link["source_index"] is not None]
     assert aligned.target == [link["target"] for link in answer["alignments"]]
     assert aligned.of(chosen) == [(link["source_index"], answer["alignments"].index(link)) for link in links]
-
-
-def build_marian(vocab_size: int) -> MarianMTModel:
-    torch.manual_seed(0)
-    layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    ids = {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-        "forced_eos_token_id": None,
-    }
-    config = MarianConfig(vocab_size=vocab_size, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, **layers, **ids)
-    return MarianMTModel(config).eval()
 
 
 def test_a_model_of_others(tokenizer, pairs):

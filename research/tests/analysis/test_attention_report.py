@@ -9,10 +9,10 @@ import torch
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
-    MarianConfig,
     MarianMTModel,
 )
 
+from builders.models import build_marian
 from reluformers import seq2seq_config, vision_config
 from reluformers.evaluation.attention_report import attention_report, format_attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
@@ -38,14 +38,9 @@ def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tenso
     return counts
 
 
-def marian(seed: int = 0) -> MarianMTModel:
-    torch.manual_seed(seed)
-    config = MarianConfig(
-        vocab_size=13, d_model=8, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2,
-        decoder_attention_heads=4, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32, init_std=1.0,
-        pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, attention_dropout=0.5, dropout=0.5,
-    )  # fmt: skip
-    return MarianMTModel(config)
+def marian() -> MarianMTModel:
+    chance = {"attention_dropout": 0.5, "dropout": 0.5, "init_std": 1.0}
+    return build_marian(13, decoder_layers=3, decoder_attention_heads=4, **chance).train()
 
 
 BATCHES = [
