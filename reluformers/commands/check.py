@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
     check = check_folder(folder, options.write)
     name = check.model_class.rpartition(".")[2]
-    print(f"{options.model}: opens without reluformers as {name}; logits differ from its by {check.difference:.1e}")
+    print(f"{options.model}: opens without reluformers as {name}; its logits differ by {check.difference:.1e}")
     print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")
     if check.is_stored:
         print(f"{options.model}: the {len(check.answers)} answers in {CHECK_FILE} are the same")
