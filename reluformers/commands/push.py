@@ -17,7 +17,7 @@ from huggingface_hub.utils import disable_progress_bars, logging
 
 from reluformers.publish.card import CARD_FILE
 from reluformers.publish.push import push_to_hub, snippet
-from reluformers.publish.space import add_to_collection, push_space, push_static_space
+from reluformers.publish.space import add_to_collection, push_space
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
@@ -84,14 +84,11 @@ def run(options: argparse.Namespace) -> None:
     print(f"{release.url}: {release.revision} {done} ({visible}, commit {release.commit})")
     if release.private and not options.private:
         print(f"it stays private as it was; to show it: hf repos settings {options.repo_id} --public")
+    of_space = {"licence": release.licence, "private": release.private}
     if options.space:
-        url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
-        print(f"{url}: the demo")
+        print(f"{push_space(options.repo_id, release.revision, **of_space)}: the demo")
     if options.static_space:
-        url = push_static_space(
-            options.folder, options.repo_id, release.revision, licence=release.licence, private=release.private
-        )
-        print(f"{url}: the page")
+        print(f"{push_space(options.repo_id, release.revision, page_of=options.folder, **of_space)}: the page")
     if options.collection:
         url = add_to_collection(HfApi(), options.collection, options.repo_id, private=release.private)
         print(f"{url}: the collection")

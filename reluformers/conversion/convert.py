@@ -31,7 +31,7 @@ from reluformers.families import FAMILIES, config_class_of, seq2seq_config, visi
 from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config, opening
 
-from .sources import config_back, fields_of, source_of, target_of
+from .sources import SOURCES, config_back, fields_of, target_of
 from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
 from .weights import State, load_renamed, read_weights, to_ours, to_theirs
 
@@ -94,7 +94,7 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         weights = read_weights(place)
         return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
     with opening(place, "its configuration"):
-        source, fields = source_of(config), fields_of(config) | given
+        source, fields = SOURCES[config.model_type], fields_of(config) | given
     weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
     if source.is_seq2seq:
         fields.setdefault("output_bias", "lm_head.bias" in weights)

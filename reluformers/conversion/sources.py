@@ -120,11 +120,6 @@ SOURCES = {
 }
 
 
-def source_of(config: PreTrainedConfig) -> Source:
-    """The kind of a model by its configuration; a KeyError where our model cannot compute it."""
-    return SOURCES[config.model_type]
-
-
 def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     """Fields of our configuration with which our model, with softmax, computes what theirs does.
 
@@ -137,7 +132,7 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     Raises:
         KeyError: ours does not have its activation.
     """
-    source = source_of(config)
+    source = SOURCES[config.model_type]
     fields = {name: getattr(config, name) for name in source.copied}
     fields |= {name: values[0] for name, values in source.required.items()}
     fields |= {"initialization": "normal", "label_smoothing": 0.0}

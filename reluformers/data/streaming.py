@@ -4,18 +4,14 @@
 block began, so that some rows of that shard come twice in an epoch.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
-
-from reluformers.files import write_json
 
 # rows that are read at once
 _PIECE = 10_000
@@ -142,13 +138,3 @@ class BatchStream(Iterable[Any]):
             if block.epoch > first + 1:
                 break
         raise ValueError("cleaning leaves no row of the stream; check data.max_length and data.max_length_ratio")
-
-
-def save_position(stream: BatchStream, folder: str | Path, rank: int) -> None:
-    """Write into a checkpoint where the stream of a process stands."""
-    write_json(Path(folder, f"stream_{rank}.json"), stream.state)
-
-
-def load_position(stream: BatchStream, folder: str | Path, rank: int) -> None:
-    """Go on with the shard in which a process stood at a checkpoint."""
-    stream.state = json.loads(Path(folder, f"stream_{rank}.json").read_text(encoding="utf-8"))

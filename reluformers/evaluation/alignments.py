@@ -129,23 +129,7 @@ def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignme
     return aligned
 
 
-class LayerAgreement(NamedTuple):
-    """How well the layers link words that are the same on both sides: their share by layer, of so many such links."""
-
-    shares: list[float]
-    links: int
-
-    @property
-    def layer(self) -> int | None:
-        """Layer of the largest share, of equal ones the last but one, else the first; None if links are too few."""
-        if self.links < LEAST_LINKS:
-            return None
-        best = [layer for layer, share in enumerate(self.shares) if share == max(self.shares)]
-        usual = max(len(self.shares) - 2, 0)
-        return usual if usual in best else best[0]
-
-
-def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Dataset) -> LayerAgreement:
+def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Dataset) -> tuple[list[float], int | None]:
     """Compare the decoder's layers by the words that a translation takes over: names, numbers.
 
     A word with a letter or a digit that stands once in the source x and once in the reference y is its own
@@ -160,7 +144,7 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
         pairs: columns `source` and `target`; the first 500 rows count.
 
     Returns:
-        The shares.
+        The shares, none where no such link is known; and the layer of the largest, or None of fewer than 50 links.
     """
     hits, links = Counter(), 0
     layers = range(decoder_layers(model.config))
@@ -169,7 +153,15 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
         known = same_words(aligned.source, aligned.target)
         links += len(known)
         hits.update(layer for layer in layers for link in aligned.of(AlignmentHead(layer)) if link in known)
-    return LayerAgreement([hits[layer] / max(links, 1) for layer in layers], links)
+    shares = [hits[layer] / links for layer in layers] if links else []
+    return shares, best_layer(shares) if links >= LEAST_LINKS else None
+
+
+def best_layer(shares: list[float]) -> int:
+    """The layer of the largest share; of equal ones the last but one, else the first."""
+    best = [layer for layer, share in enumerate(shares) if share == max(shares)]
+    usual = max(len(shares) - 2, 0)
+    return usual if usual in best else best[0]
 
 
 def same_words(source: list[str], target: list[str]) -> list[Link]:

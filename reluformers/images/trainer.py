@@ -9,7 +9,6 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_convert
 from transformers import BaseImageProcessor
-from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler
 from reluformers.training.arguments import TaskTrainingArguments
@@ -83,14 +82,11 @@ class ImageTrainer(TaskTrainer):
         """Weights of linear maps and convolutions; none of biases, norms, positions and learned tokens."""
         return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _KERNELS)]
 
-    def evaluation_loop(
-        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
-    ) -> EvalLoopOutput:
-        """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1) of the whole set."""
+    def measure(self, dataloader: DataLoader) -> tuple[dict[str, float], int]:
+        """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1)."""
         gather = list if self.accelerator.is_fsdp2 else gather_object
-        with self.evaluating():
-            self.classified = classify(self.model, dataloader, gather)
-        return self.evaluated(self.classified.scores(), metric_key_prefix, len(self.classified.labels))
+        self.classified = classify(self.model, dataloader, gather)
+        return self.classified.scores(), len(self.classified.labels)
 
 
 def count_images(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,15 +16,15 @@ from transformers import PreTrainedConfig
 
 from reluformers.conversion.convert import card_metadata
 from reluformers.data.names import is_hub_id, source_name
+from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES
 from reluformers.evaluation.examples import Example
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
-from reluformers.evaluation.results import METRICS
+from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.files import read_json, write_text
 from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula
 from reluformers.training.run import CURVES_FILE
 
-from .card_tables import result_table, signatures, statistics_rows
 from .finished_run import FinishedRun, read_finished_run, read_results
 from .markdown import Markup, code, escape, paragraph, row
 
@@ -110,7 +110,7 @@ def write_card(
     dataset = given.dataset or (trained_on if is_hub_id(trained_on) else None)
     licence = given.licence or known_licence(folder)
     base_model = given.base_model or known_base_model(folder, repo_id)
-    scores = result_table(run, repo_id.rpartition("/")[2], given.baseline)
+    scores = _result_table(run, repo_id.rpartition("/")[2], given.baseline)
     place.mkdir(parents=True, exist_ok=True)
     shown = run.task.card.answer_examples(folder, given.examples, place)
     if not shown and given.held_out:
@@ -140,7 +140,48 @@ def _statistics(run: FinishedRun, place: Path) -> dict[str, Any] | None:
     if report is None:
         return None
     plot_attention_report(report, place / ATTENTION_PICTURE)
-    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}"}
+    statistics = {name: report.sites[site].overall for site, name in SITE_NAMES.items() if site in report.sites}
+    if len(statistics) > 1:
+        statistics["all"] = report.overall
+    rows = [[name, *row.cells().values()] for name, row in statistics.items()]
+    return {"rows": rows, "queries": f"{report.overall.rows:,}"}
+
+
+def _result_table(run: FinishedRun, name: str, baseline: str | Path | None) -> dict[str, Any] | None:
+    """Scores of a model, and perhaps those in a file of a softmax model: headers and rows; None without scores.
+
+    Raises:
+        ValueError: the two evaluations were not made in the same way.
+    """
+    measured = run.evaluation
+    if measured is None:
+        return None
+    cells = _cells(measured)
+    rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
+    if baseline is not None:
+        other = Evaluation.load(baseline)
+        measured.check_comparable(other)
+        rows.append(["softmax baseline", *(_cells(other).get(header, MISSING) for header in cells)])
+    return {"headers": list(cells), "rows": rows}
+
+
+def _cells(evaluation: Evaluation) -> dict[str, str]:
+    """Column → text of the scores, of the zeros and of the null rows."""
+    cells = evaluation.cells()
+    if evaluation.attention:
+        statistics = evaluation.attention.overall.cells()
+        cells |= {name: statistics[name] for name in ("zeros", "null rows")}
+    return cells
+
+
+def _signatures(evaluation: Evaluation) -> Markup | None:
+    """The signatures of sacreBLEU in a line; None where there are none."""
+    # their parts are joined by strokes, which mean nothing outside of tables
+    found = [
+        f"{title} {code(str(signature).replace('|', ' ')).replace(' ', '|')}"
+        for title, signature in evaluation.signatures().items()
+    ]
+    return Markup(", ".join(found) + " (sacreBLEU).") if found else None
 
 
 def card_data(
@@ -214,7 +255,7 @@ def _known(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
         "searched": _or_none(measured.decoding if measured else {}),
         "scored": measured,
         "scored_data": _scored_data(run, dataset),
-        "signatures": signatures(measured) if measured else None,
+        "signatures": _signatures(measured) if measured else None,
         "attentions": attentions,
         "papers": list(dict.fromkeys([*(site["paper"] for site in attentions), run.task.architecture])),
         "dataset": dataset,
@@ -232,17 +273,16 @@ def _or_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pictures(folder: Path, run: FinishedRun, place: Path) -> dict[str, Any]:
-    """Draw the curves of the log, and bring the other pictures of the run; which of them there are."""
+    """Draw the curves of the log, and bring what the run drew of a classifier; which of them there are."""
     try:
         plot_training_curves(run.log, place / CURVES_FILE)
         has_curves = True
     except ValueError:  # the log has nothing to draw
         has_curves = False
-    drawn = [name for name in (CONFUSION_FILE,) if (folder / name).is_file()]
-    for name in drawn:
-        if (folder / name).resolve() != (place / name).resolve():
-            shutil.copyfile(folder / name, place / name)
-    return {"curves": has_curves, "run_pictures": drawn}
+    matrix = folder / CONFUSION_FILE
+    if matrix.is_file() and folder.resolve() != place.resolve():
+        shutil.copyfile(matrix, place / CONFUSION_FILE)
+    return {"curves": has_curves, "run_pictures": [CONFUSION_FILE] if matrix.is_file() else []}
 
 
 def known_base_model(folder: str | Path, repo_id: str) -> str | None:

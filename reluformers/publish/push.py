@@ -23,7 +23,6 @@ from .release import (
     REMOVED,
     read_config,
     refuse_foreign_code,
-    refuse_links,
     refuse_tokens,
     stage_files,
 )
@@ -77,7 +76,6 @@ def push_to_hub(
     """
     folder, api = Path(folder), api or HfApi()
     hub = _Repository(api, repo_id, private, read_config(folder)["model_type"])
-    refuse_links(folder)
     with tempfile.TemporaryDirectory() as temporary:
         staging = Path(temporary).resolve()
         stage_files(folder, staging, card_options.get("held_out", True))

@@ -107,9 +107,12 @@ def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
 
     Raises:
         FileNotFoundError: a file is missing.
+        ValueError: one is a link out of the folder, behind which may be anything.
     """
     for name in select_files(folder):
         source, target = folder / name, staging / name
+        if not source.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{source}: is a link to a place outside of the folder; put the file itself there")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".safetensors":
             target.symlink_to(source.resolve(strict=True))
@@ -152,17 +155,6 @@ def _without_paths(value: Any) -> Any:
     if not is_path or is_hub_id(value) or re.match(r"(?!file:)\w+://", value) or re.match(r"[^/.~\\:]*\s", value):
         return value
     return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
-
-
-def refuse_links(folder: Path) -> None:
-    """Refuse links out of a folder, behind which may be anything.
-
-    Raises:
-        ValueError: a file of the release is one.
-    """
-    for name in select_files(folder):
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
 
 
 def refuse_tokens(staging: Path) -> None:

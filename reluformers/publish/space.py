@@ -15,13 +15,20 @@ _SLUG = re.compile(r"[\w.-]+/[\w.-]+-[0-9a-f]{16,24}")
 
 
 def push_space(
-    model_id: str, revision: str, *, licence: str = "apache-2.0", private: bool = False, api: HfApi | None = None
+    model_id: str,
+    revision: str,
+    *,
+    page_of: str | Path | None = None,
+    licence: str = "apache-2.0",
+    private: bool = False,
+    api: HfApi | None = None,
 ) -> str:
-    """Push the demo of a release as the Space MODEL_ID-demo.
+    """Push the demo of a release as the Space MODEL_ID-demo, or a page that computes in the browser as MODEL_ID-page.
 
     Args:
         model_id: of the model.
-        revision: its release, which the Space loads and no other.
+        revision: its release, which the demo loads and no other.
+        page_of: folder of the model, as it was released, for the page; None for the demo.
         licence: of the Space, by its id on the Hub.
         private: keep a new Space private.
         api: the client; by default that of the environment.
@@ -33,45 +40,26 @@ def push_space(
         ValueError: the Space is somebody's own.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in space_files(model_id, revision, licence=licence).items():
-            Path(folder, name).write_text(text, encoding="utf-8")
+        if page_of is None:
+            name, sdk, mark = f"{model_id}-demo", "gradio", MARK
+            for file, text in space_files(model_id, revision, licence=licence).items():
+                Path(folder, file).write_text(text, encoding="utf-8")
+        else:
+            from reluformers.export import page  # its packages are an extra
+
+            name, sdk, mark = f"{model_id}-page", "static", page.MARK
+            page.export_page([page_of], folder, repo_id=model_id, licence=licence)
+        api, space = api or HfApi(), {"repo_id": name, "repo_type": "space"}
+        info = repository_info(api, **space)
+        if info and not _is_ours(info, mark):
+            raise ValueError(f"{name}: is a Space that this command did not make; rename it, or leave the Space out")
+        if info is None:
+            api.create_repo(**space, space_sdk=sdk, private=True)
         message = f"Show {model_id} {revision}"
-        return _push(folder, f"{model_id}-demo", message, "gradio", MARK, private, api or HfApi())
-
-
-def push_static_space(
-    folder: str | Path, model_id: str, revision: str, *, licence: str, private: bool, api: HfApi | None = None
-) -> str:
-    """Push a page that computes in the browser as the Space MODEL_ID-page.
-
-    Args:
-        folder: of the model, as it was released.
-        model_id, revision, licence, private, api: as for `push_space`.
-
-    Raises:
-        ValueError: as `push_space` and `export_page`.
-    """
-    from reluformers.export.page import MARK as PAGE_MARK
-    from reluformers.export.page import export_page  # its packages are an extra
-
-    with tempfile.TemporaryDirectory() as page:
-        export_page([folder], page, repo_id=model_id, licence=licence)
-        message = f"Show {model_id} {revision}"
-        return _push(page, f"{model_id}-page", message, "static", PAGE_MARK, private, api or HfApi())
-
-
-def _push(folder: str, space_id: str, message: str, sdk: str, mark: str, private: bool, api: HfApi) -> str:
-    """Push a folder, unless the Space is somebody's own; a new one is private until it is whole."""
-    space: dict[str, Any] = {"repo_id": space_id, "repo_type": "space"}
-    info = repository_info(api, **space)
-    if info and not _is_ours(info, mark):
-        raise ValueError(f"{space_id}: is a Space that this command did not make; rename it, or leave the Space out")
-    if info is None:
-        api.create_repo(**space, space_sdk=sdk, private=True)
-    api.upload_folder(**space, folder_path=folder, commit_message=message, delete_patterns="*")
+        api.upload_folder(**space, folder_path=folder, commit_message=message, delete_patterns="*")
     if info is None and not private:
         api.update_repo_settings(**space, private=False)
-    return f"{api.endpoint}/spaces/{space_id}"
+    return f"{api.endpoint}/spaces/{name}"
 
 
 def _is_ours(info: Any, mark: str) -> bool:

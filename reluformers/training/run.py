@@ -1,6 +1,5 @@
 """The parts of a training run that do not depend on its task: where it goes on, its course, its finished folder."""
 
-import json
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
-from reluformers.files import replace_directory, write_json
+from reluformers.files import read_json, replace_directory, write_json
 
 from .averaging import mean_weights
 from .checkpoints import (
@@ -176,8 +175,7 @@ class Run:
         """`training_seconds` if they are known, which those of earlier starts are not."""
         path = self.output_dir / RESULTS_FILE
         if self._is_at_end and path.is_file():
-            earlier = json.loads(path.read_text(encoding="utf-8"))
-            return {name: value for name, value in earlier.items() if name == "training_seconds"}
+            return {name: value for name, value in read_json(path).items() if name == "training_seconds"}
         return {} if self.checkpoint else {"training_seconds": self._seconds}
 
 
@@ -220,19 +218,14 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
     best = Path(state.best_model_checkpoint or checkpoint)
     weights = best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint
     check_model(weights)
-    _load_weights(trainer, weights)
+    if (weights / SHARDED_WEIGHTS).is_dir():
+        trainer.model.load_state_dict(read_sharded_weights(weights))
+    else:
+        trainer.model.load_state_dict(type(trainer.model).from_pretrained(weights).state_dict())
     if trainer.weight_average:
         trainer.weight_average.load(checkpoint)
     # with the autocast that training would have left
     trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
-
-
-def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
-    if (folder / SHARDED_WEIGHTS).is_dir():
-        weights = read_sharded_weights(folder)
-    else:
-        weights = type(trainer.model).from_pretrained(folder).state_dict()
-    trainer.model.load_state_dict(weights)
 
 
 def _load_average(trainer: TaskTrainer) -> None:

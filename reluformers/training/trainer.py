@@ -1,14 +1,15 @@
 """What the trainers of all tasks share: more in the log, checkpoints that are complete, averaged weights."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -19,8 +20,9 @@ from transformers.trainer_utils import (
 )
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from reluformers.data.streaming import BatchStream, load_position, save_position
+from reluformers.data.streaming import BatchStream
 from reluformers.errors import DivergenceError
+from reluformers.files import read_json, write_json
 from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
@@ -44,6 +46,8 @@ class TaskTrainer(Trainer):
     """
 
     args: TaskTrainingArguments
+    # a task's own: scores of a whole set by name, the same on every process, and the number of its rows
+    measure: Callable[[DataLoader], tuple[dict[str, float], int]]
 
     def __init__(self, *arguments: Any, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], **options: Any):
         self.meter = TrainingMeter(count)
@@ -113,17 +117,14 @@ class TaskTrainer(Trainer):
             logs["seconds_left"] = self.meter.seconds_left(self.state)
         super().log(logs, start_time)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Compute in evaluation mode, without gradients, and with the average of the weights if there is one."""
+    def evaluation_loop(
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> EvalLoopOutput:
+        """What `measure` says in evaluation mode, with the average of the weights if there is one."""
         self.model.eval()
         with torch.no_grad(), self.weight_average.applied() if self.weight_average else nullcontext():
-            yield
-
-    @staticmethod
-    def evaluated(metrics: dict[str, float], prefix: str, rows: int) -> EvalLoopOutput:
-        """What `evaluation_loop` returns where no outputs are gathered."""
-        metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
+            scores, rows = self.measure(dataloader)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=rows)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
@@ -141,9 +142,13 @@ class TaskTrainer(Trainer):
     def resumed(self, stream: BatchStream) -> BatchStream:
         """The stream, for a task to train on, where the checkpoint left it; checkpoints will note its place."""
         if self._resumed_from:
-            load_position(stream, self._resumed_from, self.args.process_index)
+            stream.state = read_json(self._position(self._resumed_from))
         self._stream = stream
         return stream
+
+    def _position(self, checkpoint: str | Path) -> Path:
+        """File of a checkpoint that says where the stream of this process stands."""
+        return Path(checkpoint, f"stream_{self.args.process_index}.json")
 
     def _note_epoch(self) -> None:
         """How often this process has come through the stream, which `Trainer` cannot know."""
@@ -196,7 +201,7 @@ class TaskTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         if self._stream is not None:
-            save_position(self._stream, folder, self.args.process_index)
+            write_json(self._position(folder), self._stream.state)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             complete_checkpoint(folder, self.run_record)

@@ -121,9 +121,9 @@ def _write_held_out(run: Run, rows: Any) -> None:
 
 def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dict[str, Any]:
     """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
-    agreement = measure_layers(trainer.model, prepared.tokenizers, prepared.evaluation["validation"])
-    trainer.model.config.alignment_layer = agreement.layer  # before it is saved
-    scores = {"alignment_shares": [round(share, 4) for share in agreement.shares]} if agreement.links else {}
+    shares, layer = measure_layers(trainer.model, prepared.tokenizers, prepared.evaluation["validation"])
+    trainer.model.config.alignment_layer = layer  # before it is saved
+    scores = {"alignment_shares": [round(share, 4) for share in shares]} if shares else {}
     for name, dataset in prepared.evaluation.items():
         run.report(f"{name}: translating {len(dataset):,} rows")
         metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(run.recipe.decoding))

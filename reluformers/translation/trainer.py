@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer, Trainer
-from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import PerProcessDataLoader, TokenBudgetBatchSampler
@@ -133,18 +132,14 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             self.control.should_training_stop |= self.lr_scheduler.add_score(metrics["eval_bleu"])
         return metrics
 
-    def evaluation_loop(
-        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
-    ) -> EvalLoopOutput:
-        """What `evaluate` measures; every process gets the numbers of the whole set."""
-        dataset = dataloader.dataset
-        with self.evaluating():
-            metrics = {"loss": self._loss_per_token(dataloader)}
-            if self.args.evaluate_bleu or self._asked:
-                self.last_translations = self.translations(list(dataset["source"]))
-                references = [[text] for text in dataset["target"]]
-                metrics["bleu"] = corpus_score(BLEU, self.bleu_options, self.last_translations, references)[0].score
-        return self.evaluated(metrics, metric_key_prefix, len(dataset))
+    def measure(self, dataloader: DataLoader) -> tuple[dict[str, float], int]:
+        """`loss` per target token and, where it is asked for, `bleu`."""
+        dataset, scores = dataloader.dataset, {"loss": self._loss_per_token(dataloader)}
+        if self.args.evaluate_bleu or self._asked:
+            self.last_translations = self.translations(list(dataset["source"]))
+            references = [[text] for text in dataset["target"]]
+            scores["bleu"] = corpus_score(BLEU, self.bleu_options, self.last_translations, references)[0].score
+        return scores, len(dataset)
 
     def _loss_per_token(self, dataloader: DataLoader) -> float:
         totals = torch.zeros(2, device=self.args.device)

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, REPO, client, write_files
 from reluformers.publish.push import push_to_hub
-from reluformers.publish.release import REMOVED, refuse_links, refuse_tokens, stage_files
+from reluformers.publish.release import REMOVED, refuse_tokens, stage_files
 
 
 def test_a_release_removes_no_file_of_the_owner():
@@ -82,11 +82,11 @@ def test_links_out_of_the_folder_are_refused(folder, hub, tmp_path, name):
     assert not hub.repos
 
 
-def test_a_folder_names_code_of_its_own_only(folder):
+def test_a_folder_names_code_of_its_own_only(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "/tmp/evil.X"}}))
     with pytest.raises(ValueError, match="outside of the folder"):
-        refuse_links(folder)
+        stage_files(folder, tmp_path / "staging")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from builders.hub_folders import REPO, client
 from builders.saved_models import save_classifier
 from reluformers.app import FILES
-from reluformers.publish.space import push_space, push_static_space
+from reluformers.publish.space import push_space
 
 
 def test_space_shows_this_release(hub):
@@ -39,7 +39,7 @@ def test_a_space_of_somebody_is_not_overwritten(hub, card):
 @pytest.mark.slow
 def test_a_page_is_a_static_space(hub, tmp_path):
     folder, api = save_classifier(tmp_path / "tiny"), client(hub)
-    url = push_static_space(folder, REPO, "v3", licence="mit", private=False, api=api)
+    url = push_space(REPO, "v3", page_of=folder, licence="mit", api=api)
     repo = hub.repos["spaces", f"{REPO}-page"]
     files = repo.commits[repo.branches["main"]]
     assert url == f"{hub.endpoint}/spaces/{REPO}-page"
@@ -48,4 +48,4 @@ def test_a_page_is_a_static_space(hub, tmp_path):
     assert f"models:\n  - {REPO}\n" in card
     assert {"index.html", "page.js", "worker.js", "models/tiny/onnx/model_quantized.onnx"} <= set(files)
     assert not repo.private
-    push_static_space(folder, REPO, "v3", licence="mit", private=False, api=api)
+    push_space(REPO, "v3", page_of=folder, licence="mit", api=api)

@@ -110,8 +110,7 @@ def test_the_shares_of_all_processes_make_the_whole(splits, tmp_path, monkeypatc
     monkeypatch.setattr(type(trainer.args), "world_size", 12)
     for rank in range(12):  # the last two have nothing to do
         monkeypatch.setattr(type(trainer.args), "process_index", rank)
-        with trainer.evaluating():
-            together = classify(trainer.model, trainer.get_eval_dataloader(), gather)
+        together = classify(trainer.model, trainer.get_eval_dataloader(), gather)
     assert together.loss == pytest.approx(whole.loss)
     assert together.top.tolist() == whole.top.tolist()
     assert together.labels.tolist() == whole.labels.tolist()

@@ -2,29 +2,15 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from reluformers.app.app import PASSED
+
 CHILD = Path(__file__).with_name("child.py")
-# of the environment, what decides how things are computed and shown; all else may be a token
-_PASSED = re.compile(
-    r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|(?:CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|CUDA_HOME"
-    r"|(?:OMP|MKL|KMP|OPENBLAS)_[A-Z_]+|(?:TORCH|PYTORCH|TRITON|RELUFORMERS)_[A-Z_]+|TOKENIZERS_PARALLELISM"
-)
-
-
-def environment_without_tokens(home: str) -> dict[str, str]:
-    """The environment for a process that runs the code of a folder.
-
-    Args:
-        home: empty folder, which takes the place of the user's home and of that of the Hub's client.
-    """
-    passed = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
-    return {**passed, "HOME": home, "HF_HOME": home}
 
 
 def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, Any]:
@@ -44,12 +30,14 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
     Raises:
         ValueError: the process failed; the message has the last line of what it said.
     """
+    passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
+        homes = dict.fromkeys(("HOME", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"), home)
         process = subprocess.run(
             [sys.executable, "-I", str(CHILD), task, str(folder.resolve())],
             input=data,
             capture_output=True,
-            env={**environment_without_tokens(home), "HF_HUB_OFFLINE": "1"},
+            env={**passed, **homes, "HF_HUB_OFFLINE": "1"},
             cwd=home,
             check=False,
         )

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums, tensors_of
 from reluformers.training.meter import median_speed
@@ -75,14 +74,10 @@ class CausalTrainer(TaskTrainer):
         self.loss_weights = loss_weights
         super().__init__(*arguments, data_collator=_collate, count=_count, **options)
 
-    def evaluation_loop(
-        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
-    ) -> EvalLoopOutput:
+    def measure(self, dataloader: DataLoader) -> tuple[dict[str, float], int]:
         """`loss` in nats a token."""
         rows = dataloader.dataset["input_ids"][:].to(self.args.device)
-        with self.evaluating():
-            loss = token_losses(self.model, rows).mean().item()
-        return self.evaluated({"loss": loss}, metric_key_prefix, len(rows))
+        return {"loss": token_losses(self.model, rows).mean().item()}, len(rows)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **options: Any

@@ -13,11 +13,10 @@ from builders.models import build_marian, build_model
 from builders.saved_models import TEXTS, save_translator
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import (
-    LEAST_LINKS,
     NO_LINK,
     AlignmentHead,
-    LayerAgreement,
     WordAlignments,
+    best_layer,
     measure_layers,
     word_alignments,
 )
@@ -157,26 +156,21 @@ def test_error_rate_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("shares", "links", "layer"),
-    [
-        ([0.2, 0.3, 0.9], 100, 2),
-        ([0.9, 0.3, 0.2], 100, 0),
-        ([0.9, 0.9, 0.9], 100, 1),
-        ([1.0], 100, 0),
-        ([0.2, 0.3, 0.9], LEAST_LINKS - 1, None),
-    ],
+    ("shares", "layer"), [([0.2, 0.3, 0.9], 2), ([0.9, 0.3, 0.2], 0), ([0.9, 0.9, 0.9], 1), ([1.0], 0)]
 )
-def test_the_best_layer(shares, links, layer):
-    assert LayerAgreement(shares, links).layer == layer
+def test_the_best_layer(shares, layer):
+    assert best_layer(shares) == layer
 
 
 def test_a_layer_that_looks_at_the_same_word_has_all_links(tokenizer, pairs):
-    agreement = measure_layers(Looking(), (tokenizer, tokenizer), pairs)
-    assert agreement.links == sum(len(source.split()) for source in pairs["source"])
-    assert agreement.layer == 1
-    late = sum(len(source.split()) % 2 for source in pairs["source"])
-    assert agreement.shares == pytest.approx([20 / agreement.links, 1, agreement.shares[2], 0])
-    assert 0 <= agreement.shares[2] < late
+    shares, layer = measure_layers(Looking(), (tokenizer, tokenizer), pairs)
+    links = sum(len(source.split()) for source in pairs["source"])
+    assert layer == 1
+    assert shares == pytest.approx([20 / links, 1, shares[2], 0])
+    assert (
+        measure_layers(Looking(), (tokenizer, tokenizer), {side: texts[:2] for side, texts in pairs.items()})[1]
+        is None
+    )
 
 
 @pytest.fixture(scope="module")
