@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 INTERFACE = 5  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 5  # of the structures here and in decoder.py; counts up with that of attention.c
+LAYOUT = 6  # of the structures here and in decoder.py; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -28,7 +28,8 @@ INSTRUCTION_SETS = {
     "avx2": ("avx2", "fma3"),
     "generic": (),
 }
-ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "identity")  # in the order of attention.c
+# in the order of vectors.h
+ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
 _QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split

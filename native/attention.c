@@ -74,36 +74,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes, here or in decoder.c
-int64_t layout(void) { return 5; }
-
-enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY, STEP };
-
-// ---------------------------------------------------------------------------------------------------------------- φ
-
-// a z that is not a number stays so
-INLINE vec activated(vec z, int activation) {
-  vec positive = only(~(z <= 0), z);
-  switch (activation) {
-    case RELU: return positive;
-    case RELU2: return positive * positive;
-    case RELU6: return either(positive > 6, all(6), positive);
-    case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
-    case STEP: return either(z > 0, all(1), positive * 0);
-    default: return z;
-  }
-}
-
-// gradient · φ′(z)
-INLINE vec times_derivative(vec gradient, vec z, int activation) {
-  switch (activation) {
-    case RELU: return only(~(z <= 0), gradient);
-    case RELU2: return gradient * 2 * only(~(z <= 0), z);
-    case RELU6: return only(~((z <= 0) | (z >= 6)), gradient);
-    case LEAKY_RELU: return either(z > 0, gradient, gradient * 0.01f);
-    case STEP: return all(0);
-    default: return gradient;
-  }
-}
+int64_t layout(void) { return 6; }
 
 // ---------------------------------------------------------------------------------------------------------- dropout
 
@@ -526,7 +497,10 @@ static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t plac
   for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
 #define WEIGH(ACTIVATION) \
   case ACTIVATION: weigh(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, ACTIVATION); break;
-    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) WEIGH(STEP) }
+    switch (call->activation) {
+      WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(GELU) WEIGH(SOFTPLUS) WEIGH(SIGMOID)
+      WEIGH(IDENTITY) WEIGH(STEP)
+    }
   }
 }
 
@@ -674,8 +648,8 @@ static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int
                         ACTIVATION); \
     break;
     switch (call->activation) {
-      DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
-      DIFFERENTIATE(STEP)
+      DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(GELU)
+      DIFFERENTIATE(SOFTPLUS) DIFFERENTIATE(SIGMOID) DIFFERENTIATE(IDENTITY) DIFFERENTIATE(STEP)
     }
     total += sum;
     if (grad_thresholds) grad_thresholds[statistic_of(call, row + r)] -= sum;

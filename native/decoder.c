@@ -43,8 +43,7 @@ typedef struct {
   int32_t kind;
 } Norm;
 
-enum { RELU, RELU2, RELU6, LEAKY_RELU, GELU, SOFTPLUS, SIGMOID, IDENTITY, SOFTMAX, SOFTMAX1, SOFTPICK, SPARSEMAX,
-       ENTMAX15, GELU_TANH, SWISH };
+enum { SOFTMAX = OTHER_ACTIVATIONS, SOFTMAX1, SOFTPICK, SPARSEMAX, ENTMAX15, GELU_TANH, SWISH };
 enum { CONSTANT, LOG_LENGTH, SQRT_LOG_LENGTH };
 enum { NO_GATE, LINEAR_GATE, SILU_GATE, SIGMOID_GATE };
 
@@ -385,23 +384,9 @@ static void normalize_heads(const Norm *norm, float *x, int64_t rows, int64_t ro
 
 // φ of a number by itself; `beta` is that of swish
 INLINE vec function_of(vec z, int kind, float beta) {
-  vec positive = only(~(z <= 0), z);  // what is not a number stays so
-  switch (kind) {
-    case RELU: return positive;
-    case RELU2: return positive * positive;
-    case RELU6: return either(positive > 6, all(6), positive);
-    case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
-    case GELU:
-      for (int lane = 0; lane < LANES; ++lane) z[lane] *= 0.5f * (1 + erff(z[lane] * 0.70710678f));
-      return z;
-    case GELU_TANH: return z * sigmoid_of(1.5957691f * (z + 0.044715f * z * z * z));
-    case SOFTPLUS:
-      for (int lane = 0; lane < LANES; ++lane) z[lane] = z[lane] > 20 ? z[lane] : log1pf(expf(z[lane]));
-      return z;
-    case SIGMOID: return sigmoid_of(z);
-    case SWISH: return z * sigmoid_of(beta * z);
-    default: return z;
-  }
+  if (kind == GELU_TANH) return z * sigmoid_of(1.5957691f * (z + 0.044715f * z * z * z));
+  if (kind == SWISH) return z * sigmoid_of(beta * z);
+  return activated(z, kind);
 }
 
 static float largest_of(const float *z, int64_t count) {

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from . import ACTIVATIONS as ELEMENTWISE
 from . import _Arguments
 
 # in the order of decoder.c
 NORMS = ("none", "layer", "rms", "unit_length")
 ACTIVATIONS = (
-    *("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity", "softmax", "softmax1"),
-    *("softpick", "sparsemax", "entmax15", "gelu_pytorch_tanh", "swish"),
+    *(*ELEMENTWISE, "step"),
+    *("softmax", "softmax1", "softpick", "sparsemax", "entmax15", "gelu_pytorch_tanh", "swish"),
 )
 LENGTH_FORMS = ("constant", "log_length", "sqrt_log_length")
 GATES = ("none", "linear", "silu", "sigmoid")

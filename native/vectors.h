@@ -129,6 +129,58 @@ INLINE vec exp_of(vec x) {
 
 INLINE vec sigmoid_of(vec x) { return 1 / (1 + exp_of(-x)); }
 
+// log(1 + x) for x from 0 to 1: what 1 + x has lost of a small x is in the quotient
+INLINE vec log_of_one_and(vec x) {
+  vec sum = 1 + x, rest = sum - 1;
+  return either(rest == 0, x, log_of(sum) * (x / rest));
+}
+
+// Share of the normal distribution below x, to 1e-7, by formula 7.1.26 of Abramowitz and Stegun
+INLINE vec normal_below(vec x) {
+  vec size = either(x < 0, -x, x) * 0.70710678f, step = 1 / (1 + size * 0.3275911f);
+  vec sum = step * 1.061405429f - 1.453152027f;
+  sum = sum * step + 1.421413741f;
+  sum = sum * step - 0.284496736f;
+  sum = sum * step + 0.254829592f;
+  vec rest = 0.5f * sum * step * exp_of(-size * size);
+  return either(x < 0, rest, 1 - rest);
+}
+
+// φ that take each number by itself, in the order of `__init__.py`
+enum { RELU, RELU2, RELU6, LEAKY_RELU, GELU, SOFTPLUS, SIGMOID, IDENTITY, STEP, OTHER_ACTIVATIONS };
+
+// a z that is not a number stays so
+INLINE vec activated(vec z, int activation) {
+  vec positive = only(~(z <= 0), z);
+  switch (activation) {
+    case RELU: return positive;
+    case RELU2: return positive * positive;
+    case RELU6: return either(positive > 6, all(6), positive);
+    case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
+    case GELU: return z * normal_below(z);
+    // 0 where `exp_of` has its least: a row of such weights has no sum
+    case SOFTPLUS: return only(~(z <= -87), positive + log_of_one_and(exp_of(either(z < 0, z, -z))));
+    case SIGMOID: return only(~(z <= -87), sigmoid_of(z));
+    case STEP: return either(z > 0, all(1), positive * 0);
+    default: return z;
+  }
+}
+
+// gradient · φ′(z)
+INLINE vec times_derivative(vec gradient, vec z, int activation) {
+  switch (activation) {
+    case RELU: return only(~(z <= 0), gradient);
+    case RELU2: return gradient * 2 * only(~(z <= 0), z);
+    case RELU6: return only(~((z <= 0) | (z >= 6)), gradient);
+    case LEAKY_RELU: return either(z > 0, gradient, gradient * 0.01f);
+    case GELU: return gradient * (normal_below(z) + z * 0.39894228f * exp_of(z * z * -0.5f));
+    case SOFTPLUS: return gradient * sigmoid_of(z);
+    case SIGMOID: return gradient * sigmoid_of(z) * sigmoid_of(-z);
+    case STEP: return all(0);
+    default: return gradient;
+  }
+}
+
 // Numbers d, d + 1, … of a row that is so wide, as many as fit into a vector, with zeros behind the last.
 INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t width) {
   int64_t count = least(width - d, LANES);

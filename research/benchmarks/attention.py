@@ -162,7 +162,8 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
         "blocks entmax15": partial(blocks, activation="entmax15", length_exponent=0.0),
         "fused relu2": partial(fused, activation="relu2"),
-        "fused gelu": partial(fused, activation="gelu"),
+        **{f"fused {name}": partial(fused, activation=name) for name in ("sigmoid", "softplus", "gelu")},
+        **{f"blocks {name}": partial(blocks, activation=name) for name in ("sigmoid", "softplus", "gelu")},
         "eager relu": partial(eager, activation="relu"),
         "eager softmax": partial(eager, activation="softmax"),
     }

@@ -53,6 +53,8 @@ def draw_call(case: dict) -> tuple[list[Tensor], dict]:
         name: torch.tensor([start], dtype=torch.float64).requires_grad_() if case[name] == "learned" else case[name]
         for name, start in learned.items()
     }
+    if isinstance(numbers["scale"], float):  # a row of sigmoid(-90) alone has no sum in float32
+        numbers["scale"] *= min(1.0, 33 / width)
     steps = torch.randint(-3, 6, (batch, query_len))  # windows, and pieces of every length
 
     def bounds(kind: str, shift: int, steps: Tensor) -> Tensor | None:
