@@ -33,19 +33,23 @@ def test_output_files_are_checked_before_work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
-def test_interrupted_write_leaves_the_old_file(tmp_path, interruption):
-    target = tmp_path / "out.txt"
-    target.write_text("old")
+def test_what_is_interrupted_leaves_what_was_there(tmp_path, interruption):
+    file, folder = tmp_path / "out.txt", tmp_path / "model"
+    file.write_text("old")
+    folder.mkdir()
+    (folder / MARK).write_text("1")
 
-    def write():
-        with atomic_write(target) as temporary:
-            temporary.write_text("half")
+    def interrupt(writing):
+        with writing as temporary:
+            (temporary / "new" if temporary.is_dir() else temporary).write_text("half")
             raise interruption
 
-    with pytest.raises(interruption):
-        write()
-    assert target.read_text() == "old"
-    assert names(tmp_path) == ["out.txt"]
+    for writing in (atomic_write(file), atomic_directory(folder, overwrite=True)):
+        with pytest.raises(interruption):
+            interrupt(writing)
+    assert file.read_text() == "old"
+    assert names(folder) == [MARK]
+    assert names(tmp_path) == ["model", "out.txt"]
 
 
 def test_write_follows_a_symbolic_link(tmp_path):
@@ -85,23 +89,6 @@ def test_overwritten_directory_holds_only_new_files(tmp_path):
     with atomic_directory(target, overwrite=True) as temporary:
         (temporary / "new").write_text("2")
     assert names(target) == [MARK, "new"]
-    assert names(tmp_path) == ["model"]
-
-
-@pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
-def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / MARK).write_text("1")
-
-    def fill():
-        with atomic_directory(target, overwrite=True) as temporary:
-            (temporary / "new").write_text("2")
-            raise interruption
-
-    with pytest.raises(interruption):
-        fill()
-    assert names(target) == [MARK]
     assert names(tmp_path) == ["model"]
 
 

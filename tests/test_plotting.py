@@ -5,10 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from reluformers.evaluation.plotting import (
-    plot_confusion_matrix,
-    plot_training_curves,
-)
+from reluformers.evaluation.plotting import plot_confusion_matrix, plot_training_curves
 
 
 def log_history(shift: float = 0.0, bleu: bool = True) -> list[dict]:

@@ -50,10 +50,7 @@ MODELS = {
     ),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**TEXT, "intermediate_size": 48, "max_position_embeddings": 64}),
-    "opt": (
-        "OPTForCausalLM",
-        {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
-    ),
+    "opt": ("OPTForCausalLM", {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64}),
     "bert": ("BertForMaskedLM", {**TEXT, "intermediate_size": 48}),
     "roberta": ("RobertaForMaskedLM", {**TEXT, "intermediate_size": 48, "pad_token_id": 1}),
     "modernbert": (

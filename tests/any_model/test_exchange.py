@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, T
 
 from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
 from reluformers.conversion.exchanged_fit import _record, fit_attention
-from reluformers.exchange import ADAPTER_WEIGHTS
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
@@ -116,37 +115,6 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
     assert all((after[name] != part).any() for name, part in before.items())
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
     assert torch.equal(logits(again.eval(), "llama"), logits(model.eval(), "llama"))
-
-
-def test_peft_tunes_it_beside_its_own_parameters():
-    peft = pytest.importorskip("peft")
-    model = exchange_attention(build("llama", "eager"), "rela-g")
-    tuned = peft.get_peft_model(
-        model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=[SUBMODULE])
-    )
-    tuned(**inputs("llama"), labels=inputs("llama")["input_ids"]).loss.backward()
-    grads = [name for name, part in tuned.named_parameters() if part.grad is not None]
-    assert any("lora_" in name for name in grads)
-    assert any(SUBMODULE in name for name in grads)
-
-
-def test_an_adapter_is_small_and_fits_its_model_alone(tmp_path):
-    save_adapter(exchange_attention(build("llama", "eager"), "qknorm"), tmp_path)
-    assert (tmp_path / ADAPTER_WEIGHTS).stat().st_size < 1000
-    with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        load_adapter(build("gpt2", "eager"), tmp_path)
-    with pytest.raises(ValueError, match="not exchanged"):
-        save_adapter(build("llama", "eager"), tmp_path)
-
-
-@pytest.mark.parametrize("attention", [{"preset": "relu", "output_gate": "sigmoid"}, "relaformer"])
-def test_what_cannot_be_exchanged_is_refused_and_leaves_the_model(attention):
-    model = build("llama", "eager")
-    before = logits(model, "llama")
-    with pytest.raises(ValueError, match=r"output_gate|relaformer"):
-        exchange_attention(model, attention)
-    assert torch.equal(logits(model, "llama"), before)
-    assert not isinstance(model, ExchangedModel)
 
 
 @pytest.mark.parametrize("name", ["bert", "marian"])

@@ -5,11 +5,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "relu2": lambda scores: torch.relu(scores) ** 2,
-    "sigmoid": torch.sigmoid,
-}
+ACTIVATIONS = {"relu": torch.relu, "relu2": lambda scores: torch.relu(scores) ** 2, "sigmoid": torch.sigmoid}
 
 
 def register_written_out(

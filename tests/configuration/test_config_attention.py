@@ -89,8 +89,7 @@ def test_parse_reads_the_class_of_another_checkpoint():
 
 
 @pytest.mark.parametrize(
-    ("length", "expected"),
-    [(2, 1.0), (72, math.log2(72 * 71)), (75, math.log2(75 * 74)), (79, math.log2(79 * 78))],
+    ("length", "expected"), [(2, 1.0), (72, math.log2(72 * 71)), (75, math.log2(75 * 74)), (79, math.log2(79 * 78))]
 )
 def test_cosine_scale_starts_from_the_length(length, expected):
     # QKNorm eq. 3; the released lists print 12.320, 12.438 and 12.589 for 72, 75 and 79

@@ -11,11 +11,7 @@ from transformers.generation import GenerationConfig
 
 from reluformers import seq2seq_config
 from reluformers.configuration.configuration_attention import ACTIVATIONS, SHIFT_INVARIANT_ACTIVATIONS, AttentionConfig
-from reluformers.configuration.configuration_seq2seq import (
-    QKNormConfig,
-    ReLUFormerConfig,
-    Seq2SeqTransformerConfig,
-)
+from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig, Seq2SeqTransformerConfig
 from reluformers.configuration.configuration_vision import ReLUViTConfig, VisionTransformerConfig
 
 WRONG = [None, "x", "1", math.nan, math.inf, -math.inf, [], {}, object(), True]

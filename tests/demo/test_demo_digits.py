@@ -23,10 +23,7 @@ def files(tmp_path_factory):
 
 def test_every_digit_is_in_one_split(files):
     splits = {name: load_image_split({name: str(file)}, name) for name, file in files.items()}
-    assert {name: len(split) for name, split in splits.items()} == {
-        "train": 1437 * (1 + COPIES),
-        "validation": 360,
-    }
+    assert {name: len(split) for name, split in splits.items()} == {"train": 1437 * (1 + COPIES), "validation": 360}
     for split in splits.values():
         assert class_names(split) == [str(digit) for digit in range(10)]
     labels = [*splits["train"]["label"][:1437], *splits["validation"]["label"]]

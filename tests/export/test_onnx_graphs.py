@@ -82,3 +82,17 @@ def test_formats_are_smaller_and_near(precision, share):
     wanted = x @ WEIGHT.T
     tolerance = {"fp32": 1e-6, "fp16": 2e-3, "int8": 2e-2, "q4": 0.2}[precision]
     assert np.linalg.norm(found - wanted) < tolerance * np.linalg.norm(wanted)
+
+
+def test_int8_rounds_each_row_by_itself():
+    """One row is a thousand times as large as the others, which lose all of their bits to a scale of the call."""
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")]
+    model = build(nodes, {"x": ["rows", 64]}, {"y": ["rows", 64]}, weight=WEIGHT)
+    session = onnxruntime.InferenceSession(convert_precision(model, "int8").SerializeToString())
+    x = np.random.default_rng(3).normal(size=(6, 64)).astype(np.float32)
+    x[2::3] *= 1000
+    (together,) = session.run(None, {"x": x})
+    alone = np.concatenate([session.run(None, {"x": row[None]})[0] for row in x])
+    np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)
+    exact = x @ WEIGHT
+    assert (np.linalg.norm(together - exact, axis=1) < 0.04 * np.linalg.norm(exact, axis=1)).all()

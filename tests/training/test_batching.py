@@ -93,11 +93,7 @@ def test_batches_are_as_large_as_the_budget_allows():
 
 @pytest.mark.parametrize(
     ("source", "target", "world_size", "said"),
-    [
-        ([3, 4, 5], [3, 12, 5], 1, "12 tokens"),
-        ([9] * 3, [9] * 3, 2, "3 batches"),
-        ([], [], 1, "zero-size"),
-    ],
+    [([3, 4, 5], [3, 12, 5], 1, "12 tokens"), ([9] * 3, [9] * 3, 2, "3 batches"), ([], [], 1, "zero-size")],
 )
 def test_impossible_batches_are_refused(source, target, world_size, said):
     with pytest.raises(ValueError, match=said):

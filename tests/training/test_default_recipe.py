@@ -88,10 +88,7 @@ def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
     assert len({tuple(hold_out(rows, 3, seed)[1]["target"]) for seed in range(5)}) > 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"held_out": 5}, {"held_out": 5, "validation": None, "streaming": True}],
-)
+@pytest.mark.parametrize("changes", [{"held_out": 5}, {"held_out": 5, "validation": None, "streaming": True}])
 def test_what_cannot_be_held_out(changes):
     sections = make_recipe({"train": {"source": "a", "target": "b"}, "validation": "c.jsonl"}).to_dict()
     with pytest.raises(ValueError, match="held_out"):

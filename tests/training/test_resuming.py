@@ -13,12 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from builders.translation_runs import (
-    assert_same_weights,
-    check_resuming,
-    make_recipe,
-    training_logs,
-)
+from builders.translation_runs import assert_same_weights, check_resuming, make_recipe, training_logs
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import check_same_run
 from reluformers.translation import TranslationTrainer, preparation, train_translation

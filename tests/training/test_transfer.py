@@ -4,12 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    TrainerControl,
-    TrainerState,
-)
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 from builders.commands import launch
 from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images

@@ -6,11 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    MarianMTModel,
-)
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianMTModel
 
 from builders.models import build_marian
 from reluformers import seq2seq_config, vision_config

@@ -18,10 +18,7 @@ def text(tmp_path):
     for split in ("train", "validation", "test"):
         Dataset.from_list([{"text": "\n".join(lines * 20)}]).to_parquet(tmp_path / f"{split}.parquet")
     train_tokenizer(lines, 300).save(str(tmp_path / "tokenizer.json"))
-    return {
-        **{split: str(tmp_path / f"{split}.parquet") for split in ("train", "validation", "test")},
-        "length": 16,
-    }
+    return {**{split: str(tmp_path / f"{split}.parquet") for split in ("train", "validation", "test")}, "length": 16}
 
 
 def sections(text, **model):

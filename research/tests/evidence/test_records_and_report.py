@@ -16,16 +16,7 @@ from reluformers_research.causal.scoring import UNITS
 from reluformers_research.evidence import Evidence
 from reluformers_research.page import claims_table, counts, replace_blocks, tables_in
 from reluformers_research.records import LOSS, RunRecord, gather, has_record, load_records
-from reluformers_research.report import (
-    DIFFERS,
-    HOLDS,
-    NO_LEAD,
-    OPEN,
-    REVERSED,
-    WIDER,
-    TableReport,
-    _verdicts,
-)
+from reluformers_research.report import DIFFERS, HOLDS, NO_LEAD, OPEN, REVERSED, WIDER, TableReport, _verdicts
 from reluformers_research.statistics import Difference
 from reluformers_research.tables import Claim, Table, public_sections, run_name
 
