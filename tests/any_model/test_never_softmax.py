@@ -280,7 +280,8 @@ def test_only_models_of_transformers_are_exchanged():
 
 
 @pytest.mark.parametrize(
-    "change", ["a weight of the model", "a missing one", "another shape", "another model", "more layers"]
+    "change",
+    ["a weight of the model", "a missing one", "another shape", "another model", "another class", "more layers"],
 )
 def test_an_adapter_is_loaded_whole_or_not_at_all(change, tmp_path):
     save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
@@ -293,7 +294,7 @@ def test_an_adapter_is_loaded_whole_or_not_at_all(change, tmp_path):
     elif change == "another shape":
         weights[name] = torch.zeros(3)
     save_file(weights, tmp_path / ADAPTER_WEIGHTS)
-    model = build("llama", "eager")
+    model = build("mistral" if change == "another class" else "llama", "eager")
     if sizes := {"another model": {"hidden_size": 64}, "more layers": {"num_hidden_layers": 3}}.get(change):
         model = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, **sizes})).eval()
     before = logits(model)
