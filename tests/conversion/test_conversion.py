@@ -1,6 +1,7 @@
 """Models of transformers become ours and go back: logits, generation, loss, gradients and every weight."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,10 +136,25 @@ def gradients_by_size(model) -> list[tuple]:
     return sorted(round(float(gradient.norm()), 3) for gradient in gradients if gradient.norm() > 0)
 
 
-def compare(theirs, ours, inputs):
-    expected, computed = theirs(**inputs), ours(**inputs)
-    torch.testing.assert_close(computed.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(computed.loss, expected.loss, atol=1e-5, rtol=1e-5)
+def there_and_back(theirs, auto_class: type, inputs: dict, folder: Path) -> list:
+    """The model as ours, and converted back, which compute the same."""
+    theirs.save_pretrained(folder / "source")
+    convert(folder / "source", folder / "ours")
+    convert_back(folder / "ours", folder / "back")
+    check_weights(folder / "source", folder / "back")
+    ours, back = (auto_class.from_pretrained(folder / name) for name in ("ours", "back"))
+    assert type(back) is type(theirs)
+    expected = theirs(**inputs)
+    expected.loss.backward()
+    for model in (ours, back):
+        computed = model(**inputs)
+        torch.testing.assert_close(computed.logits, expected.logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(computed.loss, expected.loss, atol=1e-5, rtol=1e-5)
+        computed.loss.backward()
+    if hasattr(ours, "lm_head"):
+        ours.lm_head.bias.grad = None  # a buffer there
+    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
+    return [ours, back]
 
 
 # some configurations in every run, more of them where there is time
@@ -150,25 +166,14 @@ def seeds(few: int, all_of_them: int) -> list:
 @pytest.mark.parametrize("kind", SEQ2SEQ)
 def test_translation_models_go_there_and_back(kind, seed, tmp_path):
     theirs = random_seq2seq(kind, seed)
-    theirs.save_pretrained(tmp_path / "source")
-    convert(tmp_path / "source", tmp_path / "ours")
-    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
-    assert type(ours).__name__ == "Seq2SeqTransformerForConditionalGeneration"
     inputs = seq2seq_inputs(theirs)
-    compare(theirs, ours, inputs)
+    ours, back = there_and_back(theirs, AutoModelForSeq2SeqLM, inputs, tmp_path)
+    assert type(ours).__name__ == "Seq2SeqTransformerForConditionalGeneration"
     source = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
     for search in ({}, {"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}):
-        torch.testing.assert_close(ours.generate(**source, **search), theirs.generate(**source, **search))
-    theirs(**inputs).loss.backward()
-    ours(**inputs).loss.backward()
-    ours.lm_head.bias.grad = None  # a buffer there
-    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
-    convert_back(tmp_path / "ours", tmp_path / "back")
-    check_weights(tmp_path / "source", tmp_path / "back")
-    back = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
-    assert type(back) is type(theirs)
-    torch.testing.assert_close(back(**inputs).logits, theirs(**inputs).logits)
-    torch.testing.assert_close(back.generate(**source), theirs.generate(**source))
+        expected = theirs.generate(**source, **search)
+        for model in (ours, back):
+            torch.testing.assert_close(model.generate(**source, **search), expected)
 
 
 @pytest.mark.parametrize("seed", seeds(2, 10))
@@ -176,20 +181,8 @@ def test_translation_models_go_there_and_back(kind, seed, tmp_path):
 def test_image_models_go_there_and_back(kind, seed, tmp_path):
     theirs = random_vision(kind, seed)
     theirs.config.id2label = {number: f"class {number}" for number in range(5)}
-    theirs.save_pretrained(tmp_path / "source")
-    convert(tmp_path / "source", tmp_path / "ours")
-    ours = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
-    inputs = vision_inputs(theirs)
-    compare(theirs, ours, inputs)
+    ours, _ = there_and_back(theirs, AutoModelForImageClassification, vision_inputs(theirs), tmp_path)
     assert ours.config.id2label == theirs.config.id2label
-    theirs(**inputs).loss.backward()
-    ours(**inputs).loss.backward()
-    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
-    convert_back(tmp_path / "ours", tmp_path / "back")
-    check_weights(tmp_path / "source", tmp_path / "back")
-    back = AutoModelForImageClassification.from_pretrained(tmp_path / "back")
-    torch.testing.assert_close(back(**inputs).logits, theirs(**inputs).logits)
-    assert type(back) is type(theirs)
 
 
 def check_weights(before, after):

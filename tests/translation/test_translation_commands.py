@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from builders.commands import launch, refusal_of, run_command
+from builders.commands import launch, refusal_of
 
 
 @pytest.fixture
@@ -32,17 +32,6 @@ decoding: {{num_beams: 1}}
 """
     )
     return tmp_path / "recipe.yaml"
-
-
-def test_a_run_from_files_to_a_model(recipe_file, tmp_path, capsys):
-    out = tmp_path / "out"
-    run_command("train", recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
-    printed = capsys.readouterr().out
-    assert "training set: kept 8 of 8 pairs" in printed
-    assert "model: ReLAForConditionalGeneration" in printed
-    assert "validation: BLEU" in printed
-    assert json.loads((out / "config.json").read_text())["model_type"] == "rela"
-    assert json.loads((out / "results.json").read_text())["steps"] == 1
 
 
 @pytest.mark.parametrize(
