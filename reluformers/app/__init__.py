@@ -21,16 +21,7 @@ FILES = (
 
 
 def space_files(repo_id: str, revision: str, *, licence: str = "apache-2.0") -> dict[str, str]:
-    """The files of a model's Space.
-
-    Args:
-        repo_id: ORG/NAME of the model.
-        revision: tag or commit that the Space shows, whatever is pushed to the model later.
-        licence: of the Space, by its id on the Hub.
-
-    Returns:
-        File name → text.
-    """
+    """The files of a model's Space, name → text; it shows a revision, whatever is pushed to the model later."""
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
     for constant, value in (("MODEL_ID", repo_id), ("MODEL_REVISION", revision)):
         # json quotes a string as Python reads it

@@ -327,12 +327,8 @@ def build_app(
     Args:
         name: folder or Hub id.
         revision: branch, tag or commit of a Hub id.
-        compare: folder or Hub id of a model to show beside it.
+        compare: folder or Hub id of a model of the same kind to show beside it.
         examples: inputs to begin with; None for those that the model brings.
-
-    Raises:
-        ValueError: there is no such folder or model on the Hub, it neither translates nor classifies images, or the
-            two models are not of one kind.
     """
     model = load_model(name, revision)
     models = {f"{display_name(name)}, {preset_name(model.config)}": model}

@@ -96,18 +96,8 @@ class SeededBatchSampler(_EpochSampler):
 
     The batches of all processes together are the order cut into pieces; what is left at the end of an epoch makes a
     smaller one, unless `drop_last`, or a process would get nothing of it. Rows and seeds depend on (seed, epoch)
-    alone, so a run can be resumed by skipping batches, whatever the number of workers.
-
-    Args:
-        rows: Number of rows.
-        batch_size: Rows of a batch of one process.
-        seed: Seed of the order and of the batches' seeds.
-        drop_last: Leave out the smaller batch at the end.
-        rank: Index of this process.
-        world_size: Number of processes.
-
-    Raises:
-        ValueError: If there is not one batch.
+    alone, so a run can be resumed by skipping batches, whatever the number of workers. `batch_size` is that of one
+    process. A ValueError says that there is not one batch.
     """
 
     def __init__(
@@ -138,12 +128,6 @@ class PerProcessDataLoader(DataLoader):
 
     The sampler deals the batches to the processes already; the mark below keeps `Accelerator.prepare` from dealing
     them once more. `accelerate.skip_first_batches`, with which the Trainer resumes, works. Batches stay on the CPU.
-
-    Args:
-        dataset: Rows to collate, as many as the sampler has.
-        batch_sampler: Decides the batches.
-        collate_fn: Makes a batch of a list of rows.
-        **kwargs: Further arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
     """
 
     _is_accelerate_prepared = True

@@ -16,6 +16,7 @@ from datasets.exceptions import DatasetsError
 
 from reluformers.errors import describe_error
 
+from .checked_fields import check_name
 from .tables import Tables
 
 # more than any data set has
@@ -110,8 +111,7 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
 
 def take_split(source: dict, name: str) -> Any:
     """Files of one split out of {split: files}; raises ValueError if there are none."""
-    if source.get(name) is None:
-        raise ValueError(f"no files for split {name!r}; there are: {', '.join(map(str, source))}")
+    check_name(name, [split for split, files in source.items() if files is not None], "split")
     return source[name]
 
 
@@ -146,9 +146,6 @@ def read_with(
         features: Of the rows.
         streaming: Whether to read them later.
         options: For the function.
-
-    Raises:
-        ValueError: As the function raises it.
     """
     with reading(""):  # the function names the file itself
         options = {"files": files, "stamps": _stamps(files), **options}

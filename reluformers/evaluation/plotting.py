@@ -49,9 +49,6 @@ def plot_training_curves(runs: Mapping[str, LogHistory] | LogHistory, path: str 
         path: figure to write, .png or .svg.
         x: "step" or "epoch".
 
-    Returns:
-        The path of the figure.
-
     Raises:
         ValueError: no run has anything to draw.
     """
@@ -84,9 +81,6 @@ def plot_confusion_matrix(
         class_names: a name for each row; long ones are shortened.
         path: figure to write, .png or .svg.
         title: text above the figure.
-
-    Returns:
-        The path of the figure.
     """
     counts, classes = np.asarray(matrix), len(class_names)
     images = counts.sum(1, keepdims=True)

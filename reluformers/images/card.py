@@ -48,15 +48,12 @@ def _size_text(size: int | Sequence[int]) -> str:
 
 
 def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: str | Path) -> list[Example]:
-    """Classify image files, and keep the images beside the card, at most 512 pixels wide and high.
+    """Give the five most likely classes of image files; the images go beside the card, at most 512 pixels a side.
 
     Args:
         folder: of the model.
         inputs: files that Pillow opens.
         output: where the card goes; gets `example_1.png`, ….
-
-    Returns:
-        An example of each, with the five most likely classes.
     """
     pictures = [(Path(path).stem, decode_image(Path(path).read_bytes(), path)) for path in inputs]
     return _classify(folder, pictures, output)
@@ -65,13 +62,7 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
 def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
     """Images of three classes of the test set, else of the validation set, as `answer_examples`.
 
-    Args:
-        folder: of the model.
-        run: its `FinishedRun`.
-        output: where the card goes; gets the images.
-
-    Returns:
-        The examples; none where the images do not lie on this machine or cannot be read.
+    There are none where they do not lie on this machine or cannot be read. `run` is the `FinishedRun` of the folder.
     """
     data = run.section("data")
     path, split = data.get("path"), next((name for name in ("test", "validation") if data.get(name)), None)

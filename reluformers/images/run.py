@@ -102,11 +102,7 @@ def build_model(
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
     """A model for the recipe and the classes, and the labels of its head if that is fresh on another body.
 
-    Args:
-        recipe: of the run.
-        train: training set, on some of whose rows an exchanged attention is fitted.
-        checkpoint: where the run goes on, if it does; there is nothing to fit then.
-        report: takes lines for the user.
+    An exchanged attention is fitted on some rows of the training set, unless the run goes on from a checkpoint.
     """
     id2label = dict(enumerate(class_names(train)))
     labels = {"id2label": id2label, "label2id": {name: label for label, name in id2label.items()}}

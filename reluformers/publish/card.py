@@ -286,15 +286,7 @@ def _pictures(folder: Path, run: FinishedRun, place: Path) -> dict[str, Any]:
 
 
 def known_base_model(folder: str | Path, repo_id: str) -> str | None:
-    """The model that a folder says it was fine-tuned from: in its README.md, results.json or config.json.
-
-    Args:
-        folder: of the model.
-        repo_id: its own id, which is no base.
-
-    Returns:
-        A Hub id; None if there is none, as of a model that was trained from scratch.
-    """
+    """The Hub id that a folder's README.md, results.json or config.json names as its base, not its own; else None."""
     found = []
     for known in (card_metadata(str(folder)), read_results(folder).get("start") or {}):
         base = known.get("base_model")
@@ -304,11 +296,7 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
 
 
 def known_licence(folder: str | Path) -> str:
-    """The licence in a folder's README.md, or of what it started from; that of this library where there is none.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """The licence in a folder's README.md, or of what it started from; that of this library where there is none."""
     start = read_results(folder).get("start") or {}
     found = card_metadata(str(folder)).get("license") or start.get("license") or []
     licences = found if isinstance(found, list) else [found]

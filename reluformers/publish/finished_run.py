@@ -53,15 +53,7 @@ class FinishedRun:
 
 
 def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) -> FinishedRun:
-    """Read what a folder knows.
-
-    Args:
-        folder: of a saved model.
-        evaluation: results of `reluformers evaluate`; None for `evaluation.json` of the folder, if it is there.
-
-    Raises:
-        ValueError: there is no model of this library, or a file cannot be read.
-    """
+    """Read what the folder of a saved model knows, with other results of `evaluate` than its own if they are given."""
     folder = Path(folder)
     config = load_config(folder)
     if evaluation is None and (folder / EVALUATION_FILE).is_file():

@@ -199,11 +199,12 @@ def _pinned_revision(card: Path, repo_id: str, revision: str | None) -> str | No
     """
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
-    if MARK in text and loaded and repo_id not in loaded:
-        raise ValueError(f"{CARD_FILE} is that of {min(loaded)}; delete it, or write one by reluformers card")
     pinned = next(iter(_PINNED.findall(text)), None) if repo_id in loaded else None
-    if revision and pinned and revision != pinned:
-        raise ValueError(f"{CARD_FILE} loads revision {pinned}, but {revision} is pushed; correct or delete it")
+    is_foreign = MARK in text and loaded and repo_id not in loaded
+    if is_foreign or (revision and pinned and revision != pinned):
+        raise ValueError(
+            f"{CARD_FILE} loads {min(loaded)} {pinned or ''}, not {repo_id} {revision or ''}; correct or delete it"
+        )
     return revision or pinned
 
 

@@ -58,11 +58,7 @@ _TOKEN = re.compile(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json of a finished model of this library.
-
-    Raises:
-        ValueError: it is of another model, or its training has not ended.
-    """
+    """Read config.json; a ValueError where the model is not of this library, or its training has not ended."""
     is_run = (folder / RECIPE_FILE).is_file() and not (folder / RESULTS_FILE).is_file()
     if is_run or (folder / UNFINISHED_MODEL).is_dir():
         raise ValueError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
@@ -158,27 +154,20 @@ def _without_paths(value: Any) -> Any:
 
 
 def refuse_tokens(staging: Path) -> None:
-    """Refuse text files with a key or token of a well-known form.
-
-    Raises:
-        ValueError: names the file, and no token.
-    """
+    """Refuse text files with a key or token of a well-known form; the ValueError names the file, and no token."""
     for path in sorted(path for path in staging.rglob("*") if path.is_file() and not path.is_symlink()):
         if _TOKEN.search(path.read_text(encoding="utf-8", errors="replace")):
             raise ValueError(f"{path}: holds a key or token; take it out, and revoke it if others saw it")
 
 
 def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], None], shown_as: Path | str) -> None:
-    """Let only the code of this library be run without being trusted by name.
+    """Let only the code of this library be run without being trusted by name; other code is reported or refused.
 
     Args:
         folder: of a saved model.
         trust_code: whether the user trusts other code too.
-        report: is told which files have other code.
+        report: takes a line for the user.
         shown_as: how to call the folder.
-
-    Raises:
-        ValueError: there is other code, and it is not trusted.
     """
     if not (foreign := foreign_code(folder)):
         return

@@ -69,20 +69,16 @@ def _is_ours(info: Any, mark: str) -> bool:
 
 
 def add_to_collection(api: HfApi, collection: str, repo_id: str, *, private: bool = False) -> str:
-    """Add a model to a collection, which is made if there is none of that title.
+    """Add a model to a collection; gives the address.
 
     Args:
         api: the client.
         collection: slug, as it stands in the address of a collection, OWNER/TITLE-ID; or the title of one that belongs
-            to the owner of the model.
+            to the owner of the model, which is made if there is none.
         repo_id: of the model, "ORG/NAME"; one that is there already stays.
         private: whether a new collection is private.
-
-    Returns:
-        Address of the collection.
     """
-    slug = collection
     if not _SLUG.fullmatch(collection):
         owner = repo_id.partition("/")[0]
-        slug = api.create_collection(collection, namespace=owner, private=private, exists_ok=True).slug
-    return api.add_collection_item(slug, repo_id, "model", exists_ok=True).url
+        collection = api.create_collection(collection, namespace=owner, private=private, exists_ok=True).slug
+    return api.add_collection_item(collection, repo_id, "model", exists_ok=True).url

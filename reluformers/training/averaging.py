@@ -34,15 +34,8 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     """Write a checkpoint with the `mean_weights` of several.
 
     Every file that is not weights or training state (config, code, tokenizer, generation config) comes from the last
-    checkpoint, so that `output` opens like any checkpoint.
-
-    Args:
-        folders: checkpoints, oldest first.
-        output: folder to write; it appears complete or not at all.
-        overwrite: whether an existing folder may be replaced.
-
-    Raises:
-        ValueError: as `mean_weights`, or `output` is, holds or lies in a checkpoint.
+    checkpoint, so that `output` opens like any checkpoint; it appears complete or not at all. It may not be, hold or
+    lie in one of them.
     """
     folders, output = [Path(folder) for folder in folders], Path(output)
     check_output_folder(output, *folders)

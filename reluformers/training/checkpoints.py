@@ -167,14 +167,9 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
 
 
 def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | None:
-    """Move away what training will not go on from, so that rotation, averages and later starts see one run alone.
+    """Move away the checkpoints after the one that a run goes on from, or all; gives where to, None if there are none.
 
-    Args:
-        output_dir: folder of the run.
-        checkpoint: where the run goes on, here or in another folder; None if it starts anew.
-
-    Returns:
-        Where they lie now; None if there were none.
+    Rotation, averages and later starts are to see one run alone. `checkpoint` may lie in another folder.
     """
     output_dir = Path(output_dir)
     for mark in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{UNFINISHED_FILE}"):

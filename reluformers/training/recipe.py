@@ -231,16 +231,7 @@ def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
 
 
 def override(values: dict[str, Any], text: str, form: str = "section.key=value") -> None:
-    """Set one value of nested mappings in place.
-
-    Args:
-        values: such as the sections of a recipe.
-        text: names and the value, which is read as YAML: "training.seed=3".
-        form: that it must have.
-
-    Raises:
-        ValueError: it is not of that form.
-    """
+    """Set one value of nested mappings in place by a text of a form, such as "training.seed=3"; it is read as YAML."""
     name, equals, value = text.partition("=")
     *parents, last = name.split(".")
     if not equals or not last or len(parents) < form.count("."):

@@ -137,15 +137,7 @@ class Run:
         return state.global_step >= max_steps or is_stopped
 
     def save(self, trainer: TaskTrainer, scores: dict[str, Any]) -> dict[str, Any]:
-        """Write the finished model into the output folder, each file complete or not at all.
-
-        Args:
-            trainer: of the run.
-            scores: of the final weights.
-
-        Returns:
-            The content of `results.json`.
-        """
+        """Write the finished model into the output folder, each file complete or not at all; gives `results.json`."""
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
         results |= self._training_seconds()
         if self.recipe.start is not None:
@@ -195,14 +187,7 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
 def open_run(
     recipe: Recipe, output_dir: str | Path, resume: str | Path | None, report: Callable[[str], None]
 ) -> Iterator[Run]:
-    """Begin a run, and keep others out of its folder for the time of a block.
-
-    Args:
-        recipe: what to train on what; it stays as it is.
-        output_dir: folder for checkpoints and, at the end, for everything that belongs to the model.
-        resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
-        report: takes lines for the user.
-    """
+    """Begin a run, and keep others out of its folder for the time of a block; arguments as of the tasks' trainings."""
     run = Run(recipe, output_dir, report)
     with only_run(run.output_dir) if run.is_first else nullcontext():
         run.find_checkpoint(resume)
