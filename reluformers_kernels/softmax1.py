@@ -55,13 +55,13 @@ def softmax1(
         return None
     if mask is not None:  # finite, so that a row without a visible key is finite too
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return _Softmax1.apply(*states, threshold, scale, mask, is_causal, dropout)
+    return _Softmax1.apply(*states, threshold, scale, mask, (dropout, is_causal))
 
 
 class _Softmax1(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, threshold, scale, mask, is_causal, dropout) -> Tensor:
-        ctx.options, states = (dropout, is_causal), (query, key, value)
+    def forward(ctx, query, key, value, threshold, scale, mask, options) -> Tensor:
+        ctx.options, states = options, (query, key, value)
         with without_autocast(query.device.type):
             if query.device.type == "cpu":
                 flash, ctx.others = aten._scaled_dot_product_flash_attention_for_cpu, ()
@@ -96,4 +96,4 @@ class _Softmax1(torch.autograd.Function):
             share = torch.exp(threshold.to(logs.dtype) - logs[..., None])  # of the 1
             grad = -share * (grad_output * output).to(logs.dtype).sum(-1, keepdim=True)
             grad_threshold = grad.sum_to_size(threshold.shape).to(threshold.dtype)
-        return *grads, grad_threshold, None, None, None, None
+        return *grads, grad_threshold, None, None, None
