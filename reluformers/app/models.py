@@ -129,16 +129,10 @@ class Translator:
 
     @torch.inference_mode()
     def translate(self, text: str, num_beams: int) -> Translation:
-        """Translate one text of at most `MAX_CHARACTERS` with 1 to `MAX_BEAMS` beams.
-
-        Raises:
-            ValueError: the text is empty, no Unicode or too long, or the number of beams out of its bounds.
-        """
+        """Translate one text of at most `MAX_CHARACTERS` with 1 to `MAX_BEAMS` beams."""
         text = str(text or "").strip()
-        if len(text) > MAX_CHARACTERS:
-            raise ValueError(f"The text has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed.")
-        if num_beams not in range(1, MAX_BEAMS + 1):
-            raise ValueError(f"The number of beams is {num_beams}, but must be a whole number from 1 to {MAX_BEAMS}.")
+        if len(text) > MAX_CHARACTERS or num_beams not in range(1, MAX_BEAMS + 1):
+            raise ValueError(f"At most {MAX_CHARACTERS:,} characters and 1 to {MAX_BEAMS} beams are allowed.")
         inputs = self.pipeline.preprocess(text, truncation=False)
         # the model's own code says how long a translation may be
         target = self.pipeline.forward(inputs, num_beams=int(num_beams))["tokens"][0, 0]
@@ -169,9 +163,6 @@ class Translator:
             translation: what `translate` or `read` has returned.
             site: a key of `AXIS_NAMES`.
             layer: from 0.
-
-        Raises:
-            ValueError: there is no such layer.
         """
         given, written = translation.target_ids[:-1], translation.target_ids[1:]
         outputs = self.model(
@@ -208,11 +199,7 @@ class Classifier:
         self.handler = get_class_from_dynamic_module("handler.EndpointHandler", name, revision=options.get("revision"))
 
     def open_image(self, content: bytes | str) -> Image.Image:
-        """The RGB image, upright, of the content of a file or of a drawing in a data address.
-
-        Raises:
-            ValueError: it is none, is broken or beyond the bounds of the model's handler.
-        """
+        """The RGB image, upright, of a file's content or of a drawing in a data address, in the handler's bounds."""
         return self.handler.read(None, [content])[0]
 
     def open_file(self, path: str | None, folder: str) -> Image.Image:
@@ -246,9 +233,6 @@ class Classifier:
         Args:
             pixels: as `classify` has returned them.
             layer: place in `layer_names`.
-
-        Raises:
-            ValueError: there is no such layer.
         """
         layers = []
         if self.config.pooling == "attention":
@@ -307,16 +291,7 @@ def describe_training(name: str, revision: str | None = None) -> str:
 
 
 def find_examples(name: str, revision: str | None = None, *, are_files: bool = False) -> list[str]:
-    """Inputs to begin with: of the model's results.json, else of its card.
-
-    Args:
-        name: folder or Hub id.
-        revision: of a Hub id.
-        are_files: whether they are images of the model's folder, else texts.
-
-    Returns:
-        At most `MAX_EXAMPLES`, none where the model has none.
-    """
+    """At most `MAX_EXAMPLES` inputs to begin with, texts or image files, of the model's results.json or its card."""
     try:
         results = find_file(name, "results.json", revision)
         rows = json.loads(Path(results).read_text(encoding="utf-8")).get("examples") if results else None
@@ -332,11 +307,7 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
 
 
 def load_model(name: str, revision: str | None = None) -> Translator | Classifier:
-    """Open a model by its folder or Hub id.
-
-    Raises:
-        ValueError, OSError: there is none, or it neither translates nor classifies images by code of its own.
-    """
+    """Open a model by its folder or Hub id."""
     options = {"trust_remote_code": True, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(name, **options)
     translates = "AutoModelForSeq2SeqLM" in (getattr(config, "auto_map", None) or {})
@@ -360,11 +331,7 @@ def is_file_below(path: str, folder: str) -> bool:
 
 
 def choose_layer(layers: Sequence[torch.Tensor], layer: Any) -> np.ndarray:
-    """Weights [heads, queries, keys] of one layer out of [1, heads, queries, keys] of each.
-
-    Raises:
-        ValueError: there is no such layer.
-    """
+    """Weights [heads, queries, keys] of one layer out of [1, heads, queries, keys] of each."""
     if layer not in range(len(layers)):
         raise ValueError(f"There is no such layer: choose one of the {len(layers)}.")
     return layers[int(layer)][0].float().numpy()

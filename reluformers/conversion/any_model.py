@@ -46,9 +46,6 @@ def exchange_source(
         sites: patterns of names of attention modules; None for all.
         adapter: whether to write the parameters of the attention alone.
         overwrite: whether to replace a folder that is there.
-
-    Raises:
-        ValueError: the source cannot be read, or cannot take the attention.
     """
     place = str(source)
     check_output_folder(folder, source, inside=True)

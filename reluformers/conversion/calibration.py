@@ -102,11 +102,7 @@ def exchanged_modules(
 
 
 def read_batches(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
-    """Let a model read batches in evaluation mode, and put each of its modules back into the mode that it had.
-
-    Raises:
-        ValueError: there is no batch.
-    """
+    """Let a model read batches, one at least, in evaluation mode; each of its modules gets its own mode back."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

@@ -120,9 +120,6 @@ def build_model(
 
     Returns:
         The model in evaluation mode, in the dtype of the weights; with softmax it computes what the source does.
-
-    Raises:
-        ValueError: a weight is missing, has no place or another shape, or a field has a value that is not allowed.
     """
     config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
@@ -141,11 +138,7 @@ def build_model(
 def exchanged_config(
     opened: Opened, preset: str | None = None, sites: Sequence[str] | None = None, **config_fields: Any
 ) -> TransformerConfig:
-    """The configuration of an opened model with the attention of a preset at some of its sites.
-
-    Raises:
-        ValueError: there is no such preset or site, or a field has a value that is not allowed.
-    """
+    """The configuration of an opened model with the attention of a preset at some of its sites, all if None."""
     make = seq2seq_config if opened.auto_class is AutoModelForSeq2SeqLM else vision_config
     fields = dict(opened.fields)
     config_class = config_class_of(fields.pop("model_type", None)) or partial(make, "softmax")
@@ -179,10 +172,6 @@ def convert(
         preset, sites: as in `build_model`.
         overwrite: whether to replace a folder that is there.
         given: fields of our configuration that hold whatever the source says.
-
-    Raises:
-        ValueError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
-            checkpoint.
     """
     check_output_folder(folder, source, inside=True)
     opened = open_source(source, **given)
@@ -193,11 +182,7 @@ def convert(
 
 
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
-    """Write one of our softmax models as the model of transformers that computes the same; see `convert`.
-
-    Raises:
-        ValueError: no model of `SOURCES` computes what it does, for the reasons that the message names.
-    """
+    """Write one of our softmax models as the model of transformers that computes the same, if there is one."""
     place = str(source)
     check_output_folder(folder, place, inside=True)
     config = load_config(place)

@@ -156,11 +156,7 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def target_of(config: TransformerConfig) -> Source:
-    """The kind of model that computes what one of ours does.
-
-    Raises:
-        ValueError: there is none; the message names the fields.
-    """
+    """The kind of model that computes what one of ours does; a ValueError names the fields by which there is none."""
     reasons = {
         name: [
             f"{field} is {getattr(config, field)!r} instead of {values[0]!r}"

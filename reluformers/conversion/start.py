@@ -31,9 +31,6 @@ def start_model(
         batches: of the training set; without any, an exchanged attention starts as it comes.
         report: takes a line on how near the attention is.
         config_fields: of our configuration, over those of the source.
-
-    Raises:
-        ValueError: the source cannot be read or expressed, or a field is not allowed.
     """
     opened, batches = open_source(start), list(batches)
     model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)

@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 
 from reluformers.configuration.configuration_vision import distinct_names
+from reluformers.configuration.field_checks import check_choice
 
 from .names import TIMM_NAMES, rename
 from .sources import ACTIVATIONS
@@ -100,8 +101,7 @@ def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
     pretrained = dict(config.get("pretrained_cfg") or {})
     height, width = _image_size(pretrained, config.get("model_args") or {})
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct", 0.875)
-    if mode != "center" and (mode != "squash" or share != 1):
-        raise ValueError(f"crop_mode is {mode!r} with crop_pct {share}, but must be 'center', or 'squash' with 1")
+    check_choice("pretrained_cfg", "crop_mode", mode, ("center", "squash") if share == 1 else ("center",))
     mean, std = ([float(number) for number in pretrained.get(name, (0.5, 0.5, 0.5))] for name in ("mean", "std"))
     target, options = {"height": height, "width": width}, {}
     if height == width and mode == "center":

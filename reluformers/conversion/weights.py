@@ -22,14 +22,7 @@ State = dict[str, Tensor]
 
 
 def read_weights(name_or_path: str | Path) -> State:
-    """All tensors of a saved model by name, mapped from its files: one `.safetensors` or `.bin`, or several.
-
-    Args:
-        name_or_path: folder of a saved model, or a Hub id.
-
-    Raises:
-        ValueError: there are none, or a file cannot be read.
-    """
+    """All tensors of a folder or Hub id by name, mapped from its files: one `.safetensors` or `.bin`, or several."""
     name = str(name_or_path)
     with opening(name, "its weights"):
         found = next((file for file in _FILES if has_file(name, file)), _FILES[0])

@@ -53,9 +53,6 @@ class BlockStream:
             epoch: to begin with.
             number: of the first block in its epoch.
             shard: of the epoch's order.
-
-        Raises:
-            ValueError: an epoch has no rows for this process.
         """
         while True:
             pieces, begin, is_whole = [], shard, number == shard == 0
@@ -111,11 +108,7 @@ class BatchStream(Iterable[Any]):
         self.state = {"epoch": 0, "number": 0, "shard": 0}
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches.
-
-        Raises:
-            ValueError: nothing is left of a whole epoch.
-        """
+        """Yield batches; a ValueError where nothing is left of a whole epoch."""
         blocks = self.blocks.blocks(**self.state)
         with ThreadPoolExecutor(1) as worker:
             following = worker.submit(self._next_block, blocks)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from reluformers.configuration.field_checks import check_choice
 from reluformers.files import atomic_write
 
 from .attention_statistics import SITE_NAMES, AttentionReport
@@ -134,8 +135,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
 
 def check_picture_path(path: str | Path) -> None:
     """Raise a `ValueError` if the path of a figure ends in neither .png nor .svg."""
-    if Path(path).suffix not in (".png", ".svg"):
-        raise ValueError(f"the figure {path} must end in .png or .svg")
+    check_choice("figure", str(path), Path(path).suffix, (".png", ".svg"))
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

@@ -96,11 +96,7 @@ class Scorer:
         """Write what the options ask for beside the record."""
 
     def run(self) -> Evaluation:
-        """Score the model.
-
-        Raises:
-            ValueError: model or data cannot be loaded, or do not fit each other.
-        """
+        """Score the model."""
         data = self.load()
         to_accelerator(self.model)
         started = time.perf_counter()

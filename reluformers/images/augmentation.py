@@ -36,9 +36,6 @@ class Augmentation:
         rand_augment: [number of operations, strength from 0 to 20] of RandAugment, or None.
         mixup: parameter p of Mixup, at least 0.01, or 0 for none: with a ~ Beta(p, p) and a ← max(a, 1 − a), images
             and labels become a·x + (1 − a)·(x of the batch rolled by one), one a for the batch (big_vision).
-
-    Raises:
-        ValueError: a field has a value that is not allowed.
     """
 
     crop: str = "none"

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
 
+from reluformers.data.checked_fields import check_name
 from reluformers.data.sources import read_hub, read_parquet, split_name, take_options, take_slice, take_split
 
 from .processing import IMAGE, LABEL, image_file
@@ -182,8 +183,7 @@ def _number_labels(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]
 def _renumber(numbers: np.ndarray, names: list[str], classes: list[str]) -> np.ndarray:
     """Turn numbers of `names` into numbers of `classes`."""
     # a class that is declared but has no image does no harm
-    unknown = [names[number] for number in np.unique(numbers) if names[number] not in classes]
-    if unknown:
-        raise ValueError(f"the class {unknown[0]!r} is none of {classes}")
+    for number in np.unique(numbers):
+        check_name(names[number], classes, "class")
     known = {name: number for number, name in enumerate(classes)}
     return np.array([known.get(name, -1) for name in names])[numbers]

@@ -26,12 +26,7 @@ def image_file(image: Mapping[str, Any]) -> bytes:
 
 
 def decode_image(file: bytes, path: str | Path | None = None) -> Image.Image:
-    """Decode the file of an image as every way to a model does it: see `upright_rgb`.
-
-    Args:
-        file: its content, of any format that Pillow reads by itself.
-        path: its name, for the ValueError that says that it is broken, too big or no image.
-    """
+    """Decode the file of an image as every way to a model does it, see `upright_rgb`; errors name its path."""
     try:
         with Image.open(BytesIO(file)) as opened:
             if opened.format == "EPS":
@@ -45,13 +40,7 @@ def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
     """Make the image processor that goes with a vision model: bicubic, pixels in [-1, 1] (big_vision).
 
     Where `image_size` is square and at least 160 px, the shorter side is resized to 256/224 of it and the centre is
-    cropped; else images are resized as a whole.
-
-    Args:
-        config: with `image_size`, one number or [height, width].
-
-    Returns:
-        A stock processor, saved as `preprocessor_config.json`; it needs no torchvision.
+    cropped; else images are resized as a whole. It is a stock processor, which needs no torchvision.
     """
     height, width = _sides(config)
     sizes = {"size": {"height": height, "width": width}}

@@ -25,11 +25,7 @@ NOWHERE = -1  # class of an image whose logits are not finite
 
 
 def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
-    """Load an image classifier, in evaluation mode, and its image processor from a folder or the Hub.
-
-    Raises:
-        ValueError: the folder, its weights or its processor are missing or damaged.
-    """
+    """Load an image classifier, in evaluation mode, and its image processor from a folder or the Hub."""
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
     with opening(name_or_path, "the image processor"):
         processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
@@ -37,11 +33,7 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:
-    """List the classes of a model, by which `load_image_split` numbers the labels of a data set.
-
-    Raises:
-        ValueError: two labels have one name.
-    """
+    """List the classes of a model, by which `load_image_split` numbers the labels of a data set."""
     names = [config.id2label[label] for label in range(config.num_labels)]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"the model has several classes {repeated[0]!r}, so that data cannot name one; rename them")

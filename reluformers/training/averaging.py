@@ -53,10 +53,7 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     come from the last checkpoint.
 
     Args:
-        folders: checkpoints with `model.safetensors` (or its shards and index), oldest first.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the checkpoints hold different or infinite tensors.
+        folders: checkpoints with `model.safetensors` (or its shards and index), oldest first; all finite.
 
     Source: Vaswani et al. 2017, §6.1 (last 5 checkpoints); ReLA's recipe averages the last 5 as well.
     """

@@ -113,9 +113,6 @@ class Recipe:
                 hold where this one says nothing.
             overrides: `"section.key=value"` each, later ones win; the value is read as YAML, and
                 `section.key.inner=value` sets one entry of a mapping.
-
-        Raises:
-            ValueError: the file is not a recipe, a section or key is not known, or a value is not allowed.
         """
         return cls.from_sections(read_sections(path, overrides), path)
 

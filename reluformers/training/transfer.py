@@ -35,9 +35,6 @@ class TransferOptions:
         attention_distillation: its a, 0 or more.
         schedule: how the attention is exchanged; see `exchange_shares`.
         schedule_updates: over how many updates; 0 with `at_once`.
-
-    Raises:
-        ValueError: a value is not allowed, alone or beside the others.
     """
 
     start: str | None = None
@@ -236,14 +233,8 @@ class Transfer(TrainerCallback):
 def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str, Any] | None = None) -> None:
     """Let the model that a run starts from take part in training as its recipe says.
 
-    Args:
-        trainer: of the run.
-        recipe: of the run.
-        new_labels: `id2label` and `label2id` of the data, if the model has got a fresh head for them.
-
-    Raises:
-        ValueError: it cannot: modules that are changed while they are trained go neither compiled nor in pieces, and
-            only distributions over the same classes can be compared.
+    Modules that are changed while they are trained go neither compiled nor in pieces, and only distributions over the
+    same classes can be compared. `new_labels` are those of the data, if the model has got a fresh head for them.
     """
     options, args = recipe.transfer, trainer.args
     if not (options.is_gradual or options.is_distilled):

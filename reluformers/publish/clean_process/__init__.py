@@ -25,10 +25,7 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
         data: what that task reads: a text in UTF-8, a file with an image, or tensors.
 
     Returns:
-        What child.py writes for that task, with `model_class`.
-
-    Raises:
-        ValueError: the process failed; the message has the last line of what it said.
+        What child.py writes for that task, with `model_class`; where it fails, a ValueError has the last line it said.
     """
     passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
