@@ -54,11 +54,11 @@ class AttentionConfig:
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
-        scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
-        learned_scale: train a, one scalar per attention module, from that value.
+        scale: a; None means 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
+        learned_scale: train a, one scalar per attention module; it starts from `scale`.
         scale_form: `"constant"`, a_i = a, or `"log_length"`, a_i = a · log n_i (Nakanishi 2025, scalable softmax).
         scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
-            section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
+            section 3.1); None means the number of tokens in an image model, else 72 (English–Vietnamese).
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
         activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
@@ -73,13 +73,13 @@ class AttentionConfig:
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
-        exclusive_output: whether self-attention leaves its own value out (exclusive self-attention, arXiv 2603.09078).
+        exclusive_output: remove the own value's part from self-attention (exclusive self-attention, arXiv 2603.09078).
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
         output_norm_eps: ε of the output norm, inside the root.
-        output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
-            (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
+        output_gate: ψ of a gate from one more projection of the input: `"silu"`, as in the gated attention unit (Hua
+            et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
             attention, Qiu et al. 2025).
 
     Raises:

@@ -45,24 +45,24 @@ class TransformerConfig(PreTrainedConfig):
     `activation_function`, `dropout`, `attention_dropout`, `attention_bias` and `norm_eps` everywhere.
 
     Args:
-        attention: a preset's name, a dict or an `AttentionConfig`, for every site that has none of its own.
-        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
-            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
-        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        attention: a preset's name, a dict or an `AttentionConfig`, for all sites without an attention of their own.
+        activation_function: φ of the feed-forward network (`"softmax"` makes it a key–value memory, ReLUFormer eq. 2),
+            or a gated form, which has 2/3 of the inner width and so as many parameters.
+        feed_forward_norm: `"layer_norm"` on this network's output (ReLUFormer, section 3.2: "Softmax with LN").
         feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
-        ffn_bias: whether its linear maps add a bias.
-        attention_output_bias: whether the output projections of attention do; None for `attention_bias`.
+        ffn_bias: whether linear maps of the feed-forward network add a bias.
+        attention_output_bias: whether output projections of attention add a bias; None means as `attention_bias`.
         swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
-        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
-            type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
-        scale_norm_init: what g of `"scale_norm"` starts from: `"sqrt_dim"` √d, as released, or `"inverse_sqrt_dim"`
-            1/√d, as printed (QKNorm, section 2).
-        dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
-            `activation_dropout` inside the feed-forward network.
+        norm_type, norm_position, norm_eps: norm of the residual blocks. `"pre"` adds one norm after the last layer.
+            Without a norm the type is `"none"` (QKNorm, table 6: "Without LayerNorm").
+        scale_norm_init: how g of `"scale_norm"` starts: `"sqrt_dim"`, √d as in QKNorm's code, or
+            `"inverse_sqrt_dim"`, 1/√d as in the paper (QKNorm, section 2).
+        dropout: dropout of the output of each residual branch, in [0, 1). `attention_dropout` drops attention weights,
+            `activation_dropout` inner values of the feed-forward network.
         label_smoothing: ε, spread over all labels, in training only, in [0, 1).
         normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
         entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
-        format_version: of config.json; files of a newer version are refused.
+        format_version: version of config.json; a newer version than this library's is an error.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.

@@ -38,29 +38,29 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     fields of `TransformerConfig`.
 
     Args:
-        vocab_size: number of source tokens; of target tokens too unless `decoder_vocab_size` is given.
-        decoder_vocab_size: number of target tokens of a vocabulary of its own; None for a shared one.
-        d_model, encoder_layers, decoder_layers, encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim,
-            decoder_ffn_dim: sizes, as in BART.
-        encoder_attention, decoder_attention, cross_attention: as `attention`, for one site; None for `attention`.
+        vocab_size: number of source tokens, and of target tokens if `decoder_vocab_size` is None.
+        decoder_vocab_size: number of target tokens; None means that both sides share one vocabulary.
+        d_model, encoder_layers, decoder_layers: width and numbers of layers, as in BART.
+        encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim, decoder_ffn_dim: other sizes, as in BART.
+        encoder_attention, decoder_attention, cross_attention: attention of one site; None means `attention`.
         embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
             `"layer_norm"` normalises their sum with the positions (BART).
         scale_embedding: multiply embeddings by √d_model at the input.
         position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
-        position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
-        tying: which embedding matrices are one: with `"all"` those of source, target and output, with `"decoder"`
-            those of target and output, with `"none"` none. `tie_word_embeddings=False` sets `"none"`.
+        position_offset: unused rows at the start of the table of learned positions; BART has two.
+        tying: which embeddings share one matrix: with `"all"` source, target and output share it, with `"decoder"`
+            target and output, with `"none"` nothing does. `tie_word_embeddings=False` sets `"none"`.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
-        embedding_dropout: after the positions; None for `dropout`.
+        embedding_dropout: dropout after the positions; None means `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
-        label_shift: what stands before the labels as the decoder's first input: `"start_token"`, that of
-            `decoder_start_token_id`, or `"last_label"`, the last label itself (mBART, whose labels end in a language).
-        alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
-        alignment_head: its head, from 0, that gives them; None for the mean over all.
-        alignment_shifted: whether a token's alignment is that of the step that has it as input, not of the one before.
-        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
-            map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
+        label_shift: the decoder's first input, before the labels: `"start_token"` means `decoder_start_token_id`,
+            `"last_label"` means the last label itself (mBART, whose labels end with a language).
+        alignment_layer: decoder layer, from 0, whose cross-attention aligns words; None means the last but one.
+        alignment_head: head of this layer, from 0; None means the mean of all heads.
+        alignment_shifted: take a token's alignment from the step that reads it, not from the step before.
+        initialization: start of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as
+            one map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.

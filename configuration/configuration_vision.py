@@ -50,30 +50,30 @@ class VisionTransformerConfig(TransformerConfig):
     Names follow ViT in transformers. Beside its own it has the fields of `TransformerConfig`.
 
     Args:
-        image_size: height and width in pixels that positions are made for, one number or [height, width]; images of
-            another size get interpolated positions.
-        patch_size: side of a patch in pixels; divides the height and the width.
-        num_channels: colours.
+        image_size: height and width in pixels, one number or [height, width]; for images of another size the model
+            interpolates its positions.
+        patch_size: side of a patch in pixels; it must divide the height and the width.
+        num_channels: number of colours.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes, as in ViT.
         pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
             the patches, and a feed-forward network (Zhai et al. 2022, section 3), without dropout and after its norm.
-        encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
+        encoder_attention, pooling_attention: attention of one site; None means `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
         prefix_positions: whether the class token and the registers have learned positions too, as in ViT.
         num_register_tokens: learned tokens between the class token and the patches, which no pooling reads, not even
             `"attention"`: registers (Darcet et al. 2023), or the distillation token of DeiT.
-        norm_after_pooling: whether the last norm is of the pooled vector, and not of the tokens (timm's `fc_norm`).
-        representation_size: width of a further layer with tanh before the head, or None.
+        norm_after_pooling: apply the last norm to the pooled vector, and not to the tokens (timm's `fc_norm`).
+        representation_size: width of one more layer with tanh before the head; None means no such layer.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
             `activation_function`, `dropout` (also after the positions), `attention_dropout`, `attention_bias` (of the
             output projection too) and `norm_eps`.
         drop_path_rate: share of images that skip a residual branch of the last layer in training, in [0, 1); it rises
             linearly from 0 at the first layer (stochastic depth, Huang et al. 2016); a single layer has 0.
-        head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
+        head_bias_init: first value of the bias of the head; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
             the sigmoid loss.
-        multi_label_reduction: of the sigmoid loss, over labels: `"sum"` (big_vision) or `"mean"` (transformers).
+        multi_label_reduction: `"sum"` (big_vision) or `"mean"` (transformers) of the sigmoid loss over labels.
         problem_type: `"multi_label_classification"` for the sigmoid loss, `"regression"` for the squared error; else
-            softmax cross-entropy. None stands for regression with `num_labels` 1, as in ViT.
+            softmax cross-entropy. None means regression if `num_labels` is 1, as in ViT.
         initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
             the head 0; or `"normal"`, these maps N(0, `initializer_range`). Learned positions N(0, 1/√d) in both.
 

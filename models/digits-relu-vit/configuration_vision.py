@@ -137,11 +137,11 @@ class AttentionConfig:
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
-        scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
-        learned_scale: train a, one scalar per attention module, from that value.
+        scale: a; None means 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
+        learned_scale: train a, one scalar per attention module; it starts from `scale`.
         scale_form: `"constant"`, a_i = a, or `"log_length"`, a_i = a · log n_i (Nakanishi 2025, scalable softmax).
         scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
-            section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
+            section 3.1); None means the number of tokens in an image model, else 72 (English–Vietnamese).
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
         activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
@@ -156,13 +156,13 @@ class AttentionConfig:
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
-        exclusive_output: whether self-attention leaves its own value out (exclusive self-attention, arXiv 2603.09078).
+        exclusive_output: remove the own value's part from self-attention (exclusive self-attention, arXiv 2603.09078).
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
         output_norm_eps: ε of the output norm, inside the root.
-        output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
-            (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
+        output_gate: ψ of a gate from one more projection of the input: `"silu"`, as in the gated attention unit (Hua
+            et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
             attention, Qiu et al. 2025).
 
     Raises:
@@ -310,24 +310,24 @@ class TransformerConfig(PreTrainedConfig):
     `activation_function`, `dropout`, `attention_dropout`, `attention_bias` and `norm_eps` everywhere.
 
     Args:
-        attention: a preset's name, a dict or an `AttentionConfig`, for every site that has none of its own.
-        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
-            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
-        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        attention: a preset's name, a dict or an `AttentionConfig`, for all sites without an attention of their own.
+        activation_function: φ of the feed-forward network (`"softmax"` makes it a key–value memory, ReLUFormer eq. 2),
+            or a gated form, which has 2/3 of the inner width and so as many parameters.
+        feed_forward_norm: `"layer_norm"` on this network's output (ReLUFormer, section 3.2: "Softmax with LN").
         feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
-        ffn_bias: whether its linear maps add a bias.
-        attention_output_bias: whether the output projections of attention do; None for `attention_bias`.
+        ffn_bias: whether linear maps of the feed-forward network add a bias.
+        attention_output_bias: whether output projections of attention add a bias; None means as `attention_bias`.
         swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
-        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
-            type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
-        scale_norm_init: what g of `"scale_norm"` starts from: `"sqrt_dim"` √d, as released, or `"inverse_sqrt_dim"`
-            1/√d, as printed (QKNorm, section 2).
-        dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
-            `activation_dropout` inside the feed-forward network.
+        norm_type, norm_position, norm_eps: norm of the residual blocks. `"pre"` adds one norm after the last layer.
+            Without a norm the type is `"none"` (QKNorm, table 6: "Without LayerNorm").
+        scale_norm_init: how g of `"scale_norm"` starts: `"sqrt_dim"`, √d as in QKNorm's code, or
+            `"inverse_sqrt_dim"`, 1/√d as in the paper (QKNorm, section 2).
+        dropout: dropout of the output of each residual branch, in [0, 1). `attention_dropout` drops attention weights,
+            `activation_dropout` inner values of the feed-forward network.
         label_smoothing: ε, spread over all labels, in training only, in [0, 1).
         normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
         entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
-        format_version: of config.json; files of a newer version are refused.
+        format_version: version of config.json; a newer version than this library's is an error.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
@@ -503,30 +503,30 @@ class VisionTransformerConfig(TransformerConfig):
     Names follow ViT in transformers. Beside its own it has the fields of `TransformerConfig`.
 
     Args:
-        image_size: height and width in pixels that positions are made for, one number or [height, width]; images of
-            another size get interpolated positions.
-        patch_size: side of a patch in pixels; divides the height and the width.
-        num_channels: colours.
+        image_size: height and width in pixels, one number or [height, width]; for images of another size the model
+            interpolates its positions.
+        patch_size: side of a patch in pixels; it must divide the height and the width.
+        num_channels: number of colours.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes, as in ViT.
         pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
             the patches, and a feed-forward network (Zhai et al. 2022, section 3), without dropout and after its norm.
-        encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
+        encoder_attention, pooling_attention: attention of one site; None means `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
         prefix_positions: whether the class token and the registers have learned positions too, as in ViT.
         num_register_tokens: learned tokens between the class token and the patches, which no pooling reads, not even
             `"attention"`: registers (Darcet et al. 2023), or the distillation token of DeiT.
-        norm_after_pooling: whether the last norm is of the pooled vector, and not of the tokens (timm's `fc_norm`).
-        representation_size: width of a further layer with tanh before the head, or None.
+        norm_after_pooling: apply the last norm to the pooled vector, and not to the tokens (timm's `fc_norm`).
+        representation_size: width of one more layer with tanh before the head; None means no such layer.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
             `activation_function`, `dropout` (also after the positions), `attention_dropout`, `attention_bias` (of the
             output projection too) and `norm_eps`.
         drop_path_rate: share of images that skip a residual branch of the last layer in training, in [0, 1); it rises
             linearly from 0 at the first layer (stochastic depth, Huang et al. 2016); a single layer has 0.
-        head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
+        head_bias_init: first value of the bias of the head; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
             the sigmoid loss.
-        multi_label_reduction: of the sigmoid loss, over labels: `"sum"` (big_vision) or `"mean"` (transformers).
+        multi_label_reduction: `"sum"` (big_vision) or `"mean"` (transformers) of the sigmoid loss over labels.
         problem_type: `"multi_label_classification"` for the sigmoid loss, `"regression"` for the squared error; else
-            softmax cross-entropy. None stands for regression with `num_labels` 1, as in ViT.
+            softmax cross-entropy. None means regression if `num_labels` is 1, as in ViT.
         initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
             the head 0; or `"normal"`, these maps N(0, `initializer_range`). Learned positions N(0, 1/√d) in both.
 

@@ -137,11 +137,11 @@ class AttentionConfig:
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
-        scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
-        learned_scale: train a, one scalar per attention module, from that value.
+        scale: a; None means 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
+        learned_scale: train a, one scalar per attention module; it starts from `scale`.
         scale_form: `"constant"`, a_i = a, or `"log_length"`, a_i = a · log n_i (Nakanishi 2025, scalable softmax).
         scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
-            section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
+            section 3.1); None means the number of tokens in an image model, else 72 (English–Vietnamese).
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
         activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
@@ -156,13 +156,13 @@ class AttentionConfig:
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
-        exclusive_output: whether self-attention leaves its own value out (exclusive self-attention, arXiv 2603.09078).
+        exclusive_output: remove the own value's part from self-attention (exclusive self-attention, arXiv 2603.09078).
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
         output_norm_eps: ε of the output norm, inside the root.
-        output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
-            (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
+        output_gate: ψ of a gate from one more projection of the input: `"silu"`, as in the gated attention unit (Hua
+            et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
             attention, Qiu et al. 2025).
 
     Raises:
@@ -310,24 +310,24 @@ class TransformerConfig(PreTrainedConfig):
     `activation_function`, `dropout`, `attention_dropout`, `attention_bias` and `norm_eps` everywhere.
 
     Args:
-        attention: a preset's name, a dict or an `AttentionConfig`, for every site that has none of its own.
-        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
-            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
-        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        attention: a preset's name, a dict or an `AttentionConfig`, for all sites without an attention of their own.
+        activation_function: φ of the feed-forward network (`"softmax"` makes it a key–value memory, ReLUFormer eq. 2),
+            or a gated form, which has 2/3 of the inner width and so as many parameters.
+        feed_forward_norm: `"layer_norm"` on this network's output (ReLUFormer, section 3.2: "Softmax with LN").
         feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
-        ffn_bias: whether its linear maps add a bias.
-        attention_output_bias: whether the output projections of attention do; None for `attention_bias`.
+        ffn_bias: whether linear maps of the feed-forward network add a bias.
+        attention_output_bias: whether output projections of attention add a bias; None means as `attention_bias`.
         swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
-        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
-            type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
-        scale_norm_init: what g of `"scale_norm"` starts from: `"sqrt_dim"` √d, as released, or `"inverse_sqrt_dim"`
-            1/√d, as printed (QKNorm, section 2).
-        dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
-            `activation_dropout` inside the feed-forward network.
+        norm_type, norm_position, norm_eps: norm of the residual blocks. `"pre"` adds one norm after the last layer.
+            Without a norm the type is `"none"` (QKNorm, table 6: "Without LayerNorm").
+        scale_norm_init: how g of `"scale_norm"` starts: `"sqrt_dim"`, √d as in QKNorm's code, or
+            `"inverse_sqrt_dim"`, 1/√d as in the paper (QKNorm, section 2).
+        dropout: dropout of the output of each residual branch, in [0, 1). `attention_dropout` drops attention weights,
+            `activation_dropout` inner values of the feed-forward network.
         label_smoothing: ε, spread over all labels, in training only, in [0, 1).
         normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
         entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
-        format_version: of config.json; files of a newer version are refused.
+        format_version: version of config.json; a newer version than this library's is an error.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
@@ -490,29 +490,29 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     fields of `TransformerConfig`.
 
     Args:
-        vocab_size: number of source tokens; of target tokens too unless `decoder_vocab_size` is given.
-        decoder_vocab_size: number of target tokens of a vocabulary of its own; None for a shared one.
-        d_model, encoder_layers, decoder_layers, encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim,
-            decoder_ffn_dim: sizes, as in BART.
-        encoder_attention, decoder_attention, cross_attention: as `attention`, for one site; None for `attention`.
+        vocab_size: number of source tokens, and of target tokens if `decoder_vocab_size` is None.
+        decoder_vocab_size: number of target tokens; None means that both sides share one vocabulary.
+        d_model, encoder_layers, decoder_layers: width and numbers of layers, as in BART.
+        encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim, decoder_ffn_dim: other sizes, as in BART.
+        encoder_attention, decoder_attention, cross_attention: attention of one site; None means `attention`.
         embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
             `"layer_norm"` normalises their sum with the positions (BART).
         scale_embedding: multiply embeddings by √d_model at the input.
         position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
-        position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
-        tying: which embedding matrices are one: with `"all"` those of source, target and output, with `"decoder"`
-            those of target and output, with `"none"` none. `tie_word_embeddings=False` sets `"none"`.
+        position_offset: unused rows at the start of the table of learned positions; BART has two.
+        tying: which embeddings share one matrix: with `"all"` source, target and output share it, with `"decoder"`
+            target and output, with `"none"` nothing does. `tie_word_embeddings=False` sets `"none"`.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
-        embedding_dropout: after the positions; None for `dropout`.
+        embedding_dropout: dropout after the positions; None means `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
-        label_shift: what stands before the labels as the decoder's first input: `"start_token"`, that of
-            `decoder_start_token_id`, or `"last_label"`, the last label itself (mBART, whose labels end in a language).
-        alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
-        alignment_head: its head, from 0, that gives them; None for the mean over all.
-        alignment_shifted: whether a token's alignment is that of the step that has it as input, not of the one before.
-        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
-            map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
+        label_shift: the decoder's first input, before the labels: `"start_token"` means `decoder_start_token_id`,
+            `"last_label"` means the last label itself (mBART, whose labels end with a language).
+        alignment_layer: decoder layer, from 0, whose cross-attention aligns words; None means the last but one.
+        alignment_head: head of this layer, from 0; None means the mean of all heads.
+        alignment_shifted: take a token's alignment from the step that reads it, not from the step before.
+        initialization: start of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as
+            one map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.

@@ -27,9 +27,9 @@ class Augmentation:
     """What is done at random to training images, in this order: crop, flip, RandAugment, Mixup.
 
     Args:
-        crop: "none" (resized as in evaluation), "pad" (that, with a black border of `padding`, out of which a piece of
-            the old size is cut) or "resized" (a piece of `min_area` to all of the picture, width to height from 3:4 to
-            4:3, resized: Inception crop).
+        crop: "none" resizes as in evaluation. "pad" then adds a black border of `padding` and cuts a piece of the old
+            size. "resized" cuts a piece with at least `min_area` of the picture, width to height from 3:4 to 4:3, and
+            resizes it (Inception crop).
         padding: width of the border of "pad", in pixels.
         min_area: smallest share of the picture in a "resized" crop, above 0 and up to 1.
         flip: mirror half of the images, left to right.

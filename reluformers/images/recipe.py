@@ -21,10 +21,10 @@ class ImageDataSection:
         revision: branch, tag or commit on the Hub.
         train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`; without it
             a parquet file, a list of them, or a folder with one folder of images for each class. `train` is
-            `"train"` by default. Without `validation` nothing is evaluated in training, without `test` nothing
-            afterwards; the test set chooses nothing.
-        image_column, label_column: of the data set; None for the only one of that type.
-        check_images: decode every image before training, so that a broken one is found then and not hours later.
+            `"train"` by default. Training evaluates on `validation`. At its end it scores the model on `test`,
+            which chooses nothing. Both may be missing.
+        image_column, label_column: columns of the data set; None means the only column of that type.
+        check_images: decode every image before training, to find a broken image then and not hours later.
     """
 
     path: str | None = None

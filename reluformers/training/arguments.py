@@ -15,12 +15,12 @@ class TaskTrainingArguments(TrainingArguments):
     """`TrainingArguments` with what every task adds: averaged weights and defaults that suit our models.
 
     Args:
-        average_last: number of last checkpoints whose weights are averaged at the end; 0 or 1 for no averaging.
-        ema_decay: keep a moving average of the weights with this decay per update, in (0, 1); evaluations and the
-            finished model have the average; None for none.
-        early_stopping_patience: stop after so many evaluations that are no better than the best one before them, by
-            `metric_for_best_model` ("loss" if missing); None to go on to the end.
-        disable_tqdm: lines of the log instead of a progress bar; without a terminal there are lines anyway.
+        average_last: average the weights of this many last checkpoints at the end; 0 or 1 averages nothing.
+        ema_decay: keep a moving average of the weights with this decay per update, in (0, 1), for evaluations and the
+            finished model; None keeps none.
+        early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model` ("loss" if
+            missing); None never stops early.
+        disable_tqdm: print lines of the log instead of a progress bar; without a terminal there are always lines.
 
     Raises:
         ValueError: fields ask for what training would not do.

@@ -13,11 +13,11 @@ class TranslationTrainingArguments(TaskTrainingArguments, Seq2SeqTrainingArgumen
     """`Seq2SeqTrainingArguments` with batches by tokens, the papers' schedules and what `TaskTrainingArguments` adds.
 
     Args:
-        max_tokens: budget of a batch on one device, in tokens: rows times the longest side with padding. It takes the
-            place of `per_device_train_batch_size` and `per_device_eval_batch_size`.
+        max_tokens: size of a batch on one device, in tokens: rows times the longest side with padding. It replaces
+            `per_device_train_batch_size` and `per_device_eval_batch_size`.
         schedule: `"noam"` (`learning_rate` is the factor in front) or `"warmup_then_plateau"` (`learning_rate` is the
-            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None for `lr_scheduler_type`.
-        evaluate_bleu: generate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
+            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None means `lr_scheduler_type`.
+        evaluate_bleu: translate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
 
     Raises:
         ValueError: a field has a value that is not allowed beside the others.

@@ -19,14 +19,14 @@ class TokenizerSection:
     """Which tokenizer.
 
     Args:
-        path: folder or Hub id of a tokenizer to use; None trains one on the training set, by the keys below.
-        vocab_size: number of tokens of a trained one.
-        shared: one tokenizer for both sides; False trains one for each.
-        min_frequency: a trained merge must occur that often.
+        path: folder or Hub id of a tokenizer to use; None trains one on the training set, with the keys below.
+        vocab_size: number of tokens of a trained tokenizer.
+        shared: one tokenizer for both sides; False trains one for each side.
+        min_frequency: how often a merge must occur in the training set.
         byte_fallback: unknown characters become bytes instead of <unk>.
-        max_digits: numbers are cut into groups of so many digits; None merges digits as letters.
-        source_normalization: of the source, where each side has a tokenizer; a target and a shared vocabulary are
-            always in nfc, as text that is to come out must stay as it was written.
+        max_digits: cut numbers into groups of this many digits; None merges digits like letters.
+        source_normalization: Unicode form of the source, if each side has a tokenizer. A target's or a shared
+            tokenizer always has nfc, which keeps the text as it was written.
     """
 
     path: str | None = None
@@ -48,20 +48,20 @@ class TranslationDataSection:
         revision: branch, tag or commit on the Hub.
         train, validation, test: with `path`, the name of the split; without it a file, a list of files, or a mapping
             with `source` and `target` for parallel text. `test` may stay None.
-        held_out: without a validation set, so many pairs of the training set, drawn at random, are that; further pairs
-            with their sources are left out of the training set.
-        held_out_seed: of the draw; 0 if None.
+        held_out: without a validation set, hold out this many random pairs of the training set; other pairs with the
+            same sources leave the training set too.
+        held_out_seed: seed of this draw; None means 0.
         source_lang, target_lang: keys of the translation column, or column names.
         translation_column: name of the column with a dict of both languages.
         document_column: name of the column with the document's id, for `document_tokens`.
-        document_tokens: join consecutive sentences of a document up to so many tokens (ReLUFormer, App. B).
-        max_length: drop training pairs with a longer side, in tokens with </s>; None for the model's longest.
-        max_length_ratio: drop training pairs whose longer side has more than that many times the other's tokens.
-        scale_length_percentile: which percentile of the training lengths of both sides is L of QKNorm eq. 3, above 0
+        document_tokens: join consecutive sentences of a document, up to this many tokens (ReLUFormer, App. B).
+        max_length: drop training pairs with a longer side, in tokens with </s>; None means the model's limit.
+        max_length_ratio: drop training pairs whose longer side has more than this many times the other's tokens.
+        scale_length_percentile: L of QKNorm eq. 3 is this percentile of the training lengths of both sides, above 0
             and at most 100 (QKNorm, table 5).
-        streaming: read the training set while training on it; its files are shards, which come in random order.
-        buffer_rows: of a stream, how many rows are mixed and sorted into batches together, by each process.
-        num_proc: processes that tokenise the training set, unless it is a stream; None for this one alone.
+        streaming: read the training set during training; its files are shards, which come in random order.
+        buffer_rows: how many rows of a stream each process shuffles and sorts into batches together.
+        num_proc: processes that tokenise the training set, unless it is a stream; None means one process.
     """
 
     path: str | None = None
@@ -103,9 +103,9 @@ class DecodingSection(Search):
     the evaluation only.
 
     Args:
-        max_new_tokens: the longest output of the saved model by default, in tokens, at least `data.document_tokens`
-            and at most as many as the model has positions; for `generate` alone, as evaluation and pipeline go by
-            `longest_translation`.
+        max_new_tokens: longest output of the saved model's `generate`, in tokens: at least `data.document_tokens`,
+            and at most as many as the model has positions. Evaluation and pipeline take `longest_translation`
+            instead.
     """
 
     max_new_tokens: int = 256
