@@ -1,23 +1,19 @@
 """From any model of transformers to the same with another attention, whole or as its parameters alone."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import transformers
-from transformers import AutoProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 
-from reluformers.errors import describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import config_class_of
 from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import check_weights, load_config, opening
 
-from .convert import read_config_file, write_origin
+from .convert import Opened, read_config_file, write_model
 from .sources import SOURCES
 from .timm_models import is_timm
-
-logger = logging.getLogger(__name__)
 
 
 def is_exchanged_as_it_is(source: str | Path) -> bool:
@@ -55,14 +51,8 @@ def exchange_source(
         model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
     check_weights(place, info)
     exchange_attention(model, preset, sites)
+    if not adapter:
+        return write_model(model, Opened(place, model_class, {}, {}), folder, overwrite)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
-        if adapter:
-            save_adapter(model, unfinished)
-        else:
-            model.save_pretrained(unfinished)
-            try:
-                AutoProcessor.from_pretrained(place, trust_remote_code=False).save_pretrained(unfinished)
-            except Exception as error:  # each library has its own; a model may have none
-                logger.warning("%s: no tokenizer or processor was saved: %s", place, describe_error(error))
-            write_origin(unfinished, place, None)
+        save_adapter(model, unfinished)
     return model

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
+    AutoProcessor,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -53,7 +53,7 @@ class Opened:
 
     Args:
         place: folder or Hub id.
-        auto_class: opens models of its task.
+        auto_class: opens models of its task; of one that keeps its class, that.
         fields: of our configuration, with its own attention.
         weights: by our names.
         generation_config: of an encoder–decoder model.
@@ -178,7 +178,7 @@ def convert(
     model = build_model(opened, preset, sites, config_fields=given)
     for name in given:  # a preset takes names that are no fields
         check_name(name, [*model.config.__dataclass_fields__, *model.config.attribute_map], "field")
-    return _write(model, opened, folder, overwrite)
+    return write_model(model, opened, folder, overwrite)
 
 
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
@@ -194,16 +194,16 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
     if opened.generation_config is not None:
         model.generation_config = opened.generation_config
-    return _write(model, opened, folder, overwrite)
+    return write_model(model, opened, folder, overwrite)
 
 
-def _write(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite: bool) -> PreTrainedModel:
+def write_model(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite: bool) -> PreTrainedModel:
     """Save a model with its processor and a card that names the source, whole or not at all."""
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
         if (processor := open_processor(opened)) is not None:
             processor.save_pretrained(unfinished)
-        write_origin(unfinished, opened.place, PIPELINE_TAGS[opened.auto_class])
+        write_origin(unfinished, opened.place, PIPELINE_TAGS.get(opened.auto_class))
     return model
 
 
@@ -212,10 +212,9 @@ def open_processor(opened: Opened) -> Any | None:
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
     try:
-        if opened.auto_class is AutoModelForSeq2SeqLM:
-            return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
-        # the processor without torchvision, whatever is installed
-        return ViTImageProcessorPil.from_pretrained(opened.place)
+        if opened.auto_class is AutoModelForImageClassification:  # without torchvision, whatever is installed
+            return ViTImageProcessorPil.from_pretrained(opened.place)
+        return AutoProcessor.from_pretrained(opened.place, trust_remote_code=False)
     except Exception as error:  # each library has its own
         logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
         return None

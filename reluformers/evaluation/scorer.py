@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformers.data.names import named_split
+from reluformers.files import check_output_files, read_json
 from reluformers.saved_models import to_accelerator
 
 from .attention_report import attention_report
@@ -49,16 +49,14 @@ class ScoringOptions:
     trust_remote_code: bool = False
 
     row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
+    written: ClassVar[tuple[str, ...]] = ("output",)  # fields that name files to write
 
     def __post_init__(self):
         if self.split is None:
             is_by_split = isinstance(self.data, dict) and "test" in self.data
             self.split = "test" if is_by_split else named_split(self.data, "test")
-
-    @property
-    def files(self) -> list[Any]:
-        """What the data are named by, one by one."""
-        return list(self.data.values()) if isinstance(self.data, dict) else [self.data]
+        read = self.data.values() if isinstance(self.data, dict) else [self.data]
+        check_output_files(*(getattr(self, name) for name in self.written), inputs=read)
 
     @property
     def source(self) -> str | dict[str, Any]:
@@ -119,9 +117,6 @@ class Scorer:
 
 
 def _training_seed(model: str | Path) -> int | None:
-    """The seed in the recipe beside a model, if there is one."""
-    try:
-        seed = yaml.safe_load(Path(model, "recipe.yaml").read_text(encoding="utf-8"))["training"]["seed"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return None  # there is no recipe, or what needs it says what is wrong with it
-    return seed if isinstance(seed, int) else None
+    """The seed in the results.json beside a model, if there is one."""
+    results = Path(model, "results.json")
+    return read_json(results).get("seed") if results.is_file() else None

@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
-from reluformers.files import check_output_files
 
 from .loading import load_image_split
 from .recipe import ImageRecipe
@@ -37,12 +36,12 @@ class ImageScoring(ScoringOptions):
     confusion_matrix: str | None = None
 
     row_fields: ClassVar[tuple[str, ...]] = ("image_column", "label_column", "batch_size", "num_workers")
+    written: ClassVar[tuple[str, ...]] = ("output", "confusion_matrix")
 
     def __post_init__(self):
         super().__post_init__()
         if self.confusion_matrix:
             check_picture_path(self.confusion_matrix)
-        check_output_files(self.output, self.confusion_matrix, inputs=self.files)
 
 
 class ImageScorer(Scorer):

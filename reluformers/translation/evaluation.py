@@ -17,7 +17,7 @@ from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
-from reluformers.files import atomic_write, check_output_files
+from reluformers.files import atomic_write
 from reluformers.saved_models import DTYPES
 
 from .decoding import Search, load_translation_model, translate
@@ -65,13 +65,13 @@ class TranslationScoring(ScoringOptions, Search):
     dtype: Literal[DTYPES] | None = None
 
     row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
+    written: ClassVar[tuple[str, ...]] = ("output", "predictions")
 
     def __post_init__(self):
         super().__post_init__()
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
-        check_output_files(self.output, self.predictions, inputs=self.files)
 
 
 class TranslationScorer(Scorer):
