@@ -11,21 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import reluformers_cli
-from builders.commands import run_command
+from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
 from reluformers.commands import build_parser
 from reluformers_cli import COMMANDS
-
-
-def fails(capsys, *arguments) -> str:
-    capsys.readouterr()  # what the test itself has logged by now
-    with pytest.raises(SystemExit) as caught:
-        run_command(*arguments)
-    assert caught.value.code == 2
-    output = capsys.readouterr()
-    assert not output.out
-    (line,) = output.err.splitlines()
-    return line
 
 
 def test_options_may_be_written_with_dashes():
@@ -39,8 +28,8 @@ def test_options_may_be_written_with_dashes():
 def test_settings_are_fields_of_the_task(capsys, tmp_path, setting):
     folder = save_translator(tmp_path / "model")
     languages = ["--source_lang", "en", "--target_lang", "de"]
-    assert setting.partition("=")[0] in fails(capsys, "evaluate", folder, "--data", "x", *languages, setting)
-    assert "batch_size" in fails(capsys, "evaluate", folder, "--data", "x", *languages, "--batch_size", 2)
+    assert setting.partition("=")[0] in refusal_of(capsys, "evaluate", folder, "--data", "x", *languages, setting)
+    assert "batch_size" in refusal_of(capsys, "evaluate", folder, "--data", "x", *languages, "--batch_size", 2)
 
 
 RUN = "from reluformers.errors import run_main; run_main(lambda: {})"
@@ -107,7 +96,7 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
 
 
 def test_a_name_does_not_command_the_terminal(capsys):
-    assert r"\x1b[31m" in fails(capsys, "evaluate", "./\x1b[31m", "--data", "x")
+    assert r"\x1b[31m" in refusal_of(capsys, "evaluate", "./\x1b[31m", "--data", "x")
 
 
 @pytest.mark.parametrize(("option", "shown"), [("--help", "translate"), ("--version", "reluformers ")])

@@ -5,9 +5,10 @@ import json
 import pytest
 import sentencepiece
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, pipeline
 
 from builders.commands import run_command
+from builders.models import build_marian
 from reluformers.publish.release import select_files
 from reluformers.translation.decoding import load_translation_model
 
@@ -37,26 +38,21 @@ def opus(tmp_path_factory):
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
     pad = vocabulary["<pad>"]
-    config = MarianConfig(
-        vocab_size=len(vocabulary), d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64,
-        activation_function="swish", scale_embedding=True, pad_token_id=pad, eos_token_id=0, bos_token_id=0,
-        decoder_start_token_id=pad, forced_eos_token_id=0,
-    )  # fmt: skip
-    model = MarianMTModel(config).eval()
+    ends = {"pad_token_id": pad, "eos_token_id": 0, "bos_token_id": 0, "decoder_start_token_id": pad}
+    fields = {**ends, "forced_eos_token_id": 0, "activation_function": "swish", "scale_embedding": True}
+    model = build_marian(len(vocabulary), **fields)
     with torch.no_grad():
         for tensor in model.parameters():
             if tensor.requires_grad and tensor.dim() > 1:
                 tensor.normal_(0, 0.4)
         model.final_logits_bias.normal_()
-    content = json.loads(config.to_json_string()) | {
+    content = json.loads(model.config.to_json_string()) | {
         "architectures": ["MarianMTModel"], "_name_or_path": "/tmp/Helsinki-NLP/opus-mt-en-de",
         "add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False,
         "normalize_embedding": False, "static_position_embeddings": True, "torch_dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(content))
-    generation = {"bad_words_ids": [[pad]], "num_beams": 4, "max_length": 20, "forced_eos_token_id": 0}
-    generation |= {"pad_token_id": pad, "eos_token_id": 0, "decoder_start_token_id": pad, "bos_token_id": 0}
+    generation = {"bad_words_ids": [[pad]], "num_beams": 4, "max_length": 20, "forced_eos_token_id": 0, **ends}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return folder

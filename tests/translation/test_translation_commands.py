@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from builders.commands import launch, refusal_of
+from builders.translation_runs import make_recipe
 
 
 @pytest.fixture
@@ -17,20 +18,12 @@ def recipe_file(tmp_path):
     text = "\n".join(json.dumps(row) for row in rows) + "\n"
     for name in ("train", "validation"):
         (tmp_path / f"{name}.jsonl").write_text(text)
-    (tmp_path / "recipe.yaml").write_text(
-        f"""
-task: translation
-model:
-  {{preset: reluformer, d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, dropout: 0.0,
-    decoder_attention_heads: 2, encoder_ffn_dim: 32, decoder_ffn_dim: 32, attention_dropout: 0.0}}
-tokenizer: {{vocab_size: 60}}
-data: {{source_lang: en, target_lang: de, train: {tmp_path}/train.jsonl, validation: {tmp_path}/validation.jsonl}}
-training:
-  {{max_tokens: 1000, max_steps: 2, learning_rate: 1e-2, logging_steps: 1, save_strategy: no, disable_tqdm: true,
-    evaluate_bleu: false, max_grad_norm: 1.0}}
-decoding: {{num_beams: 1}}
-"""
-    )
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "validation")}
+    training = {"max_steps": 2, "learning_rate": 1e-2, "save_strategy": "no", "evaluate_bleu": False}
+    recipe = make_recipe(files, max_tokens=1000, max_grad_norm=1.0, **training)
+    recipe.model |= {"dropout": 0.0, "attention_dropout": 0.0}
+    recipe.tokenizer.vocab_size = 60
+    recipe.save(tmp_path / "recipe.yaml")
     return tmp_path / "recipe.yaml"
 
 
