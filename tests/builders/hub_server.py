@@ -1,4 +1,4 @@
-"""A small Hub on loopback: as much of its protocol as pushing, listing and loading need, and faults on demand.
+"""A small Hub on loopback: as much of its protocol as pushing and loading need, and faults on demand.
 
 Large files go through LFS, as on the Hub without Xet. `serve_hub` gives a `Hub`, whose tokens are those of `TOKENS`.
 """
@@ -151,8 +151,6 @@ class Handler(BaseHTTPRequestHandler):
         self.user = TOKENS.get(token)
         if token and not self.user:
             raise Refusal(401, "Invalid credentials in Authorization header")
-        if path == "/api/whoami-v2":
-            return 200, self._whoami(), {}
         if path == "/api/validate-yaml":
             return self._validate(json.loads(body))
         if path == "/api/repos/create":
@@ -166,9 +164,6 @@ class Handler(BaseHTTPRequestHandler):
             kind, repo_id, action, *rest = (unquote(part) if part else "" for part in match.groups())
             repo = self._find(kind, repo_id, write=self.command != "GET")
             return getattr(self, f"_{action or 'revision'}_of")(repo, repo_id, *rest, body=body)
-        if path == "/api/models":
-            names = [name for (kind, name) in self.server.repos if kind == "models" and self._may_see(kind, name)]
-            return 200, [{"id": name, "modelId": name} for name in names], {}
         raise Refusal(404, f"no {self.command} {path} here")
 
     def _namespaces(self) -> list[str]:
@@ -187,17 +182,6 @@ class Handler(BaseHTTPRequestHandler):
         if write:
             self._may_write(repo_id.partition("/")[0])
         return self.server.repos[kind, repo_id]
-
-    def _whoami(self) -> dict:
-        if not self.user:
-            raise Refusal(401, "Invalid username or password.")
-        organisations = [{"name": name} for name in self.user["orgs"]]
-        return {
-            "type": "user",
-            "name": self.user["name"],
-            "orgs": organisations,
-            "auth": {"type": "access_token", "accessToken": {"role": self.user["role"]}},
-        }
 
     def _validate(self, request: dict) -> tuple[int, object, dict]:
         found = re.match(r"---\n(.*?)\n---\n", request["content"], re.DOTALL)

@@ -1,6 +1,7 @@
 """Word alignments from cross-attention: by a model that looks where it is told to, by hand, and by the command."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 from torch import nn
 from transformers import pipeline
 
-from builders.commands import run_command
+from builders.commands import refusal_of, run_command
 from builders.models import build_marian, build_model
-from builders.saved_models import TEXTS, save_translator
+from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import (
     NO_LINK,
@@ -244,3 +245,18 @@ def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
         links = [tuple(int(part) - 1 for part in line.split()) for line in lines]
     assert links
     assert all(0 <= source < sizes[number] and 0 <= target < sizes[number] for number, source, target in links)
+
+
+def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
+    checkpoint = shutil.copytree(folder, tmp_path / "checkpoint-3")
+    (checkpoint / "manifest.json").write_text("{}")
+    before = gold.read_text()
+    for arguments in (
+        (folder, gold, "--save"),
+        (checkpoint, gold, "--development", gold, "--save"),
+        (folder, tmp_path / "none.jsonl"),
+        (folder, gold, "--output", gold),
+        (save_classifier(tmp_path / "classifier"), gold),
+    ):
+        refusal_of(capsys, "align", *arguments)
+    assert gold.read_text() == before
