@@ -11,7 +11,7 @@ from transformers import pipeline
 
 from builders.commands import refusal_of, run_command
 from builders.models import build_marian, build_model
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, save_translator
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import (
     NO_LINK,
@@ -194,18 +194,8 @@ def gold(tmp_path_factory):
 def test_the_command_chooses_saves_and_reports(folder, gold, tmp_path, capsys):
     before = json.loads((folder / "config.json").read_text())
     output, report = tmp_path / "test.align", tmp_path / "report.json"
-    run_command(
-        "align",
-        folder,
-        f"{gold}[2:]",
-        "--development",
-        f"{gold}[:2]",
-        "--save",
-        "--output",
-        output,
-        "--report",
-        report,
-    )
+    chosen_on = ("--development", f"{gold}[:2]", "--save")
+    run_command("align", folder, f"{gold}[2:]", *chosen_on, "--output", output, "--report", report)
     content = json.loads(report.read_text())
     chosen = {name: content[name] for name in ("alignment_layer", "alignment_head", "alignment_shifted")}
     after = json.loads((folder / "config.json").read_text())
@@ -254,9 +244,7 @@ def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     for arguments in (
         (folder, gold, "--save"),
         (checkpoint, gold, "--development", gold, "--save"),
-        (folder, tmp_path / "none.jsonl"),
         (folder, gold, "--output", gold),
-        (save_classifier(tmp_path / "classifier"), gold),
     ):
         refusal_of(capsys, "align", *arguments)
     assert gold.read_text() == before

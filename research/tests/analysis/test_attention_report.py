@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 
 from builders.models import build_marian
 from reluformers import seq2seq_config, vision_config
-from reluformers.evaluation.attention_report import attention_report, format_attention_report
+from reluformers.evaluation.attention_report import attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
 
 
@@ -173,10 +173,6 @@ def test_report_of_vision_models(preset, pooling):
     assert (report.overall.zeros > 0) == (preset in ("relu-vit", "rela-g"))
     if preset in ("softmax", "qknorm"):
         assert report.overall.row_sum == pytest.approx(1)
-    assert [line.split()[:2] for line in format_attention_report(report).splitlines()[1:]] == [
-        ["encoder", "0"], ["encoder", "1"], ["encoder", "all"],
-        *([["pooling", "0"], ["pooling", "all"]] if pooling == "attention" else []), ["all", "all"],
-    ]  # fmt: skip
 
 
 def test_model_comes_back_as_it_was():

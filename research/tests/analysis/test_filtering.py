@@ -137,10 +137,3 @@ def test_the_command_ranks_and_keeps(folder, tmp_path):
     assert scores_of("--score", "loss", "--keep", "0.4") == sorted(best, key=lambda scored: scored[1])
     assert scores_of("--score", "loss", "--max_score", str(best[1][0]), "--rank") == best
     assert len(scores_of("--score", "null_rate", "--max_score", "1")) == 5
-
-
-def test_a_model_that_is_never_null_is_named(tmp_path, caplog):
-    folder = save_translator(tmp_path / "model", cross_attention="softmax")
-    (data,) = write_data(tmp_path, "jsonl")
-    run_command("filter", folder, data, *LANGUAGES, "--score", "null_rate", "--output", tmp_path / "out.jsonl")
-    assert "never attends to nothing; use --score loss" in caplog.text

@@ -86,9 +86,7 @@ def test_translation_models(name):
     seen = attention_inputs(model)
     with observing(model) as observe:
         observed = observe(BATCH)
-    assert {site: len(layers) for site, layers in observed.items()} == {
-        "encoder": 2, "decoder": 3, "cross": 3
-    }  # fmt: skip
+    assert {site: len(layers) for site, layers in observed.items()} == {"encoder": 2, "decoder": 3, "cross": 3}
     for module, output in seen.items():
         layer = int(module.split(".")[-2])
         site = "encoder" if ".encoder." in module else "decoder" if module.endswith("self_attn") else "cross"

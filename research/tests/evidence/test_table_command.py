@@ -322,9 +322,7 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
     "arguments",
     [
         (),
-        ("reluformer/t2", "--rows", "tanh"),
         ("reluformer/t2", "model.heads=3"),
-        ("reluformer/t2", "--seeds", "1", "2", "model.heads=3"),
         ("--again", "nowhere/RUN"),
         ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
         ("reluformer/t2", "--setting", "small"),
