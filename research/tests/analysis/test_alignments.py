@@ -238,13 +238,9 @@ def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
 
 
 def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
-    checkpoint = shutil.copytree(folder, tmp_path / "checkpoint-3")
+    checkpoint, before = shutil.copytree(folder, tmp_path / "checkpoint-3"), gold.read_text()
     (checkpoint / "manifest.json").write_text("{}")
-    before = gold.read_text()
-    for arguments in (
-        (folder, gold, "--save"),
-        (checkpoint, gold, "--development", gold, "--save"),
-        (folder, gold, "--output", gold),
-    ):
+    saving_in_a_checkpoint = (checkpoint, gold, "--development", gold, "--save")
+    for arguments in ((folder, gold, "--save"), saving_in_a_checkpoint, (folder, gold, "--output", gold)):
         refusal_of(capsys, "align", *arguments)
     assert gold.read_text() == before
