@@ -7,8 +7,8 @@
 // for another. Rows are tokens: all of some sentences side by side in the encoder, without padding; the last one of
 // each beam in the decoder. Keys and values stay where they were written: `ancestors` says where those of a beam are.
 //
-// Numbers are float32. The weights of a linear map may be bfloat16, which are float32 when they are multiplied, or int8,
-// and then each of its rows is rounded to integers as well.
+// Numbers are float32. The weights of a linear map may be bfloat16, and become float32 before they are multiplied, or
+// int8, and then each of its rows is rounded to integers as well.
 #include <math.h>
 
 #include "vectors.h"
@@ -21,6 +21,7 @@
 
 enum {
   OUTPUTS = 16,        // of a linear map whose weights are kept in the nearest cache while all rows pass by
+  WIDENED_FOR = 8,     // rows or more: each block of bfloat16 weights is made float32 once for all of them
   COLUMNS = 512,       // of the vocabulary whose logits are made at a time
   ENCODER_ROWS = 256,  // at a time, or one sentence
 };
@@ -120,7 +121,7 @@ typedef struct {
   float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // [rows, …]
   uint8_t *bytes;
   float *steps, *lows;   // of their scales
-  float *logits, *best, *largest, *sum, *weights;
+  float *logits, *best, *largest, *sum, *weights, *widened;
   int32_t *best_tokens, *slots, *sentences;
   Keys *keys;
 } Work;
@@ -130,6 +131,7 @@ typedef struct {
   const uint8_t *bytes;
   int64_t row, bytes_row;
   const float *steps, *lows;
+  float *widened;  // memory for weights
 } Input;
 
 // ------------------------------------------------------------------------------------------------------ linear maps
@@ -144,8 +146,8 @@ INLINE vec fold(vec sums[LANES]) {
   return sums[0];
 }
 
-// Outputs `first` up to `last` of some rows, as many of both as there are vectors to fold.
-INLINE void dot_tile(int rows, int is_bfloat16, const Linear *map, int64_t first, int64_t last, const float *x,
+// `count` outputs of some rows, or as many as there are vectors to fold; `weight` is that of the first one.
+INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, int64_t count, const float *x,
                      int64_t x_row, float *y, int64_t y_row) {
   enum { MOST = LANES };
   const int outputs = LANES / rows, bytes = is_bfloat16 ? 2 : 4;
@@ -154,10 +156,9 @@ INLINE void dot_tile(int rows, int is_bfloat16, const Linear *map, int64_t first
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; ++i) sums[i] = all(0);
 #pragma GCC unroll 16
-  for (int o = 0; o < outputs; ++o)
-    weights[o] = (const char *)map->weight + least(first + o, last - 1) * map->in * bytes;
-  int64_t k = 0, ahead = 2 * OUTPUTS * map->in;  // too far for what a processor fetches by itself
-  for (; k + LANES <= map->in; k += LANES) {
+  for (int o = 0; o < outputs; ++o) weights[o] = (const char *)weight + least(o, count - 1) * in * bytes;
+  int64_t k = 0, ahead = 2 * OUTPUTS * in;  // too far for what a processor fetches by itself
+  for (; k + LANES <= in; k += LANES) {
     vec right[MOST];
 #pragma GCC unroll 16
     for (int o = 0; o < outputs; ++o) {
@@ -171,36 +172,52 @@ INLINE void dot_tile(int rows, int is_bfloat16, const Linear *map, int64_t first
       for (int o = 0; o < outputs; ++o) sums[r * outputs + o] += left * right[o];
     }
   }
-  if (k < map->in)
+  if (k < in)
 #pragma GCC unroll 16
     for (int o = 0; o < outputs; ++o) {
-      vec right = read_vector(is_bfloat16, weights[o], k, map->in);
+      vec right = read_vector(is_bfloat16, weights[o], k, in);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) sums[r * outputs + o] += LOAD(x + r * x_row + k) * right;
     }
   float folded[LANES];
   STORE(folded, fold(sums));
-  int64_t count = least(last - first, outputs);
+  size_t made = (size_t)count < (size_t)outputs ? (size_t)count : (size_t)outputs;
   for (int r = 0; r < rows; ++r) {
-    if (count == outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
-    else memcpy(y + r * y_row, folded + r * outputs, count * sizeof(float));
+    if (made == (size_t)outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
+    else memcpy(y + r * y_row, folded + r * outputs, made * sizeof(float));
   }
 }
 
-INLINE void multiply_numbers(int is_bfloat16, const Linear *map, int64_t first, int64_t last, Input input, int64_t rows,
-                             float *y, int64_t y_row) {
-  for (int64_t o = first; o < last; o += OUTPUTS) {
-    int64_t end = least(o + OUTPUTS, last);
-    for (int64_t r = 0; r < rows;) {
-      const float *x = input.numbers + r * input.row;
-      float *place = y + r * y_row;
+// Some outputs of all rows.
+INLINE void dot_rows(int is_bfloat16, const void *weight, int64_t in, int64_t count, Input input, int64_t rows,
+                     float *y, int64_t y_row) {
+  const int bytes = is_bfloat16 ? 2 : 4;
+  for (int64_t r = 0; r < rows;) {
+    const float *x = input.numbers + r * input.row;
+    float *place = y + r * y_row;
 #define DOTS(ROWS) \
-  for (int64_t i = o; i < end; i += LANES / ROWS) \
-    dot_tile(ROWS, is_bfloat16, map, i, end, x, input.row, place + i - first, y_row); \
+  for (int64_t i = 0; i < count; i += LANES / ROWS) \
+    dot_tile(ROWS, is_bfloat16, (const char *)weight + i * in * bytes, in, count - i, x, input.row, place + i, y_row); \
   r += ROWS
-      if (rows - r >= 4) { DOTS(4); }
-      else if (rows - r >= 2) { DOTS(2); }
-      else { DOTS(1); }
+    if (rows - r >= 4) { DOTS(4); }
+    else if (rows - r >= 2) { DOTS(2); }
+    else { DOTS(1); }
+  }
+}
+
+static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
+                             int64_t y_row) {
+  for (int64_t o = first; o < last; o += OUTPUTS) {
+    int64_t count = least(OUTPUTS, last - o), start = o * map->in;
+    if (!map->is_bfloat16) {
+      dot_rows(0, (const float *)map->weight + start, map->in, count, input, rows, y + o - first, y_row);
+    } else if (rows < WIDENED_FOR) {
+      dot_rows(1, (const uint16_t *)map->weight + start, map->in, count, input, rows, y + o - first, y_row);
+    } else {
+      for (int64_t i = 0; i < count * map->in; i += LANES)
+        write_vector(0, input.widened, i, count * map->in,
+                     read_vector(1, (const uint16_t *)map->weight + start, i, count * map->in));
+      dot_rows(0, input.widened, map->in, count, input, rows, y + o - first, y_row);
     }
   }
   if (map->factors || map->bias)
@@ -288,8 +305,7 @@ static void multiply_integers(const Linear *map, int64_t first, int64_t last, In
 static void multiply_some(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
                           int64_t y_row) {
   if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
-  else if (map->is_bfloat16) multiply_numbers(1, map, first, last, input, rows, y, y_row);
-  else multiply_numbers(0, map, first, last, input, rows, y, y_row);
+  else multiply_numbers(map, first, last, input, rows, y, y_row);
 }
 
 static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
@@ -298,7 +314,7 @@ static void multiply(const Linear *map, Input input, int64_t rows, float *y, int
 
 // Rows as what linear maps of this kind read; integers q for numbers low + step·q.
 static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
-  Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows};
+  Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened};
   if (!map->packed) return input;
   for (int64_t r = 0; r < rows; ++r, x += row) {
     uint8_t *bytes = work->bytes + r * input.bytes_row;
@@ -626,8 +642,9 @@ static void feed_forward(const Stack *stack, const Layer *layer, const Work *wor
 }
 
 static void embed(const Stack *stack, int32_t token, int64_t position, int64_t width, float *x) {
-  const char *row = (const char *)stack->embeddings + token * width * (stack->is_bfloat16 ? 2 : 4);
-  for (int64_t d = 0; d < width; d += LANES) write_vector(0, x, d, width, read_vector(stack->is_bfloat16, row, d, width));
+  int is_bfloat16 = stack->is_bfloat16;
+  const char *row = (const char *)stack->embeddings + token * width * (is_bfloat16 ? 2 : 4);
+  for (int64_t d = 0; d < width; d += LANES) write_vector(0, x, d, width, read_vector(is_bfloat16, row, d, width));
   normalize(&stack->token_norm, x, x, width);
   const float *place = stack->positions + position * width;
   for (int64_t d = 0; d < width; d += LANES) {
@@ -907,6 +924,7 @@ static int64_t divide(const Search *search, int64_t part, float *scratch, Work *
   work->largest = take(&scratch, decoder_rows);
   work->sum = take(&scratch, decoder_rows);
   work->weights = take(&scratch, 2 * round_up(keys, 16));
+  work->widened = take(&scratch, OUTPUTS * (width > inner ? width : inner));
   work->slots = (int32_t *)take(&scratch, decoder_rows);
   work->sentences = (int32_t *)take(&scratch, last - first);
   work->keys = (Keys *)take(&scratch, rows * (int64_t)sizeof(Keys) / 4);
