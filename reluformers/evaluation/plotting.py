@@ -135,7 +135,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
 
 def check_picture_path(path: str | Path) -> None:
     """Raise a `ValueError` if the path of a figure ends in neither .png nor .svg."""
-    check_choice("figure", str(path), Path(path).suffix, (".png", ".svg"))
+    check_choice("figure", "ending", Path(path).suffix, (".png", ".svg"))
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
