@@ -42,7 +42,7 @@ WATCHED_LINES = 16  # that are translated together where somebody looks at the l
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("text", nargs="?", default="-", help="a text, a file, or - for the standard input")
-    parser.add_argument("--model", help="folder or Hub id of a saved model; without it, models/tatoeba-en-de")
+    parser.add_argument("--model", help="folder or Hub id of a model; without it, models/tatoeba-en-de of a clone")
     parser.add_argument("--column", help="key or column of the texts in a file .jsonl, .json, .tsv or .csv")
     parser.add_argument("--output", help="file for the translations, instead of the standard output")
     parser.add_argument("--num_beams", type=int, help="beams of the search; without it, the model's own number")
