@@ -7,16 +7,11 @@ import json
 import logging
 import struct
 import sys
-import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
-from huggingface_hub import InferenceClient
-from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 from transformers.image_utils import load_image
 
@@ -117,6 +112,16 @@ def test_every_form_of_an_image(classify):
         assert [entry["label"] for entry in answer] == [entry["label"] for entry in answers[0]]
         scores = [entry["score"] for entry in answers[0]]
         assert [entry["score"] for entry in answer] == pytest.approx(scores, rel=1e-5)
+
+
+def test_what_clients_send_for_any_model(translate, classify):
+    alone = {"src_lang": "en", "tgt_lang": "de", "clean_up_tokenization_spaces": True, "truncation": "longest_first"}
+    body = {"inputs": "old dog", "parameters": {**alone, "generate_parameters": {"num_beams": 2, "max_length": 4}}}
+    beams = {"inputs": "old dog", "parameters": {"num_beams": 2, "max_new_tokens": 3}, "options": {"use_cache": True}}
+    assert translate(body) == translate(beams) != translate({"inputs": "old dog"})
+    image = {"inputs": encode(picture(8, 12))}
+    best = classify({**image, "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}})
+    assert [entry["label"] for entry in best] == [entry["label"] for entry in classify(image)][:2]
 
 
 def error_of(handler, body) -> str:
@@ -265,71 +270,3 @@ def test_without_pillow_texts_are_translated_and_images_refused(translation_fold
     assert "PIL" not in (translation_folder / "handler.py").read_text()
     monkeypatch.setitem(names_of(classify), "Image", None)
     assert "Pillow, which is not installed" in error_of(classify, {"inputs": "AAAA"})
-
-
-@contextmanager
-def serve(handler):
-    """Address of a server that does with bodies, answers and exceptions what the inference toolkit does with them."""
-
-    class Toolkit(BaseHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            try:
-                is_image = self.headers["Content-Type"].startswith("image/")
-                data = {"inputs": Image.open(io.BytesIO(body))} if is_image else json.loads(body)
-                status, answer = 200, handler(data)
-            except Exception as error:
-                status, answer = 400, {"error": str(error)}
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-    with HTTPServer(("127.0.0.1", 0), Toolkit) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture
-def online(monkeypatch):
-    """Loopback alone of the network is allowed."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-
-
-def test_the_client_translates(translate, online):
-    with serve(translate) as address:
-        client = InferenceClient(address)
-        alone = client.translation("old dog").translation_text
-        assert alone == translate({"inputs": "old dog"})[0]["translation_text"]
-        full = client.translation(
-            "old dog",
-            src_lang="en",
-            tgt_lang="de",
-            clean_up_tokenization_spaces=True,
-            truncation="longest_first",
-            generate_parameters={"num_beams": 2, "max_length": 4},
-        )
-        beams = {
-            "inputs": "old dog",
-            "parameters": {"num_beams": 2, "max_new_tokens": 3},
-            "options": {"use_cache": True},
-        }
-        assert full.translation_text == translate(beams)[0]["translation_text"] != alone
-        with pytest.raises(HfHubHTTPError, match="num_beams must be a number from 1 to 8, got 9") as caught:
-            client.translation("old dog", generate_parameters={"num_beams": 9})
-        assert caught.value.response.status_code == 400
-
-
-def test_the_client_classifies(classify, online, tmp_path):
-    data, path = encode(picture(8, 12)), tmp_path / "picture.png"
-    path.write_bytes(data)
-    expected = [entry["label"] for entry in classify({"inputs": data})]
-    with serve(classify) as address:
-        client = InferenceClient(address)
-        assert [entry.label for entry in client.image_classification(path)] == expected  # the body is the file
-        best = client.image_classification(data, top_k=2, function_to_apply="sigmoid")
-        assert [entry.label for entry in best] == expected[:2]

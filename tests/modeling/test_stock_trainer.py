@@ -100,6 +100,16 @@ def test_accumulation_gives_the_loss_of_the_whole_batch(preset, tokenizer, tmp_p
     assert logs[0]["grad_norm"] == pytest.approx(logs[1]["grad_norm"], rel=1e-3)
 
 
+def test_a_cache_is_no_prediction(tokenizer, dataset, tmp_path):
+    model = build_model("relu", vocab_size=len(tokenizer))
+    model.config.use_cache = True
+    trainer = make_trainer(model, tokenizer, dataset, tmp_path)
+    trainer.args.predict_with_generate = False
+    logits, *others = trainer.predict(dataset).predictions
+    assert logits.shape[::2] == (16, len(tokenizer))
+    assert not any(hasattr(other, "get_seq_length") for other in others)
+
+
 def regularizer_warnings(caplog) -> int:
     return sum("regularization_loss" in message for message in caplog.messages)
 
@@ -120,22 +130,18 @@ def test_a_regulariser_that_is_left_out_is_told_once(
     assert regularizer_warnings(caplog) == (preset == "reluformer" and smoothing > 0)
 
 
-def test_a_model_that_is_not_trained_tells_nothing(caplog, warn_anew):
+def test_a_model_tells_it_where_it_is_trained_alone(caplog, warn_anew):
     model, batch = build_model("reluformer"), draw_pairs()
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     model.eval()(**inputs, decoder_input_ids=batch["labels"].clamp_min(0))
     model.train().generate(**inputs, max_new_tokens=3)
     model(**batch)
-    assert not regularizer_warnings(caplog)
-    model(**inputs, decoder_input_ids=batch["labels"].clamp_min(0))
-    assert regularizer_warnings(caplog) == 1
-
-
-def test_an_image_model_that_is_trained_without_labels_tells_it(caplog, warn_anew):
     weights = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.1}
-    model, images = build_model("relu-vit", "vision", **weights).train(), draw_images()["pixel_values"]
+    images, pixels = build_model("relu-vit", "vision", **weights).train(), draw_images()["pixel_values"]
+    images.eval()(pixels)
+    assert not regularizer_warnings(caplog)
     for _ in range(2):
-        model(images)
+        images.train()(pixels)
     assert regularizer_warnings(caplog) == 1
 
 
