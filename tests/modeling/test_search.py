@@ -60,7 +60,7 @@ OPTIONS = [
     {"no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]},
     {"forced_bos_token_id": 11},
     {"eos_token_id": None, "max_new_tokens": 6},
-    {"eos_token_id": [2, 9, 17]},
+    {"eos_token_id": [2, *range(9, 18)]},
     {"decoder_input_ids": torch.tensor([[1, 4, 5]] * 7)},
     {"max_new_tokens": 1},
 ]
