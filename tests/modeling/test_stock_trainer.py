@@ -102,10 +102,9 @@ def test_accumulation_gives_the_loss_of_the_whole_batch(preset, tokenizer, tmp_p
 
 def test_a_cache_is_no_prediction(tokenizer, tmp_path):
     model = build_model("relu", vocab_size=len(tokenizer))
-    model.config.use_cache = True
     rows = Dataset.from_dict({"input_ids": [[5, 6, 2]] * 9, "decoder_input_ids": [[1, 5]] * 9})  # two batches
     trainer = make_trainer(model, tokenizer, rows, tmp_path)
-    trainer.args.predict_with_generate = False
+    trainer.args.predict_with_generate, model.config.use_cache = False, True
     logits, _ = trainer.predict(rows).predictions  # the other is of the encoder
     assert logits.shape == (9, 2, len(tokenizer))
 
