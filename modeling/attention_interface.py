@@ -36,9 +36,9 @@ except ImportError:
 
 # models whose own code computes with the mask
 _DENSE_MASKS = {
-    *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "lasr_encoder"),
-    *("mistral_large4", "mistral_large4_text", "molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder"),
-    *("t5gemma2_encoder", "t5gemma2_text"),
+    *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl"),
+    *("hy_v4_vl_text", "lasr_encoder", "mistral_large4", "mistral_large4_text", "molmo2", "paligemma"),
+    *("t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
 }
 # keywords that change nothing here: those of every model of transformers, those of `generate`, those of some models
 _KNOWN = {
@@ -145,6 +145,7 @@ class InterfaceAttention(AttentionVariant):
             ValueError: the model asks for something that this attention has not.
         """
         _check_keywords(keywords, attention_mask)
+        attention_mask = _only_chosen(attention_mask, keywords.get("indices"), key.shape[2])
         mask, bias = _read_mask(module, query, key, attention_mask, is_causal)
         mask = _keep_texts_apart(mask, keywords)
         if position_bias is not None:
@@ -312,9 +313,23 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
     for name, value in keywords.items():
         if value is None or name in _KNOWN or name.startswith("output_"):
             continue
-        if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
+        if name == "indices" and isinstance(mask, Tensor):
             continue
         raise ValueError(f"this model passes {name} to its attention, which is not known here")
+
+
+def _only_chosen(mask: AttentionMask | Tensor | None, indices: Tensor | None, key_len: int) -> Any:
+    """A ready mask without the keys that are not among `indices` [batch, query_len, chosen], of sparse attentions.
+
+    Their models hide those keys themselves for the attentions of transformers alone.
+    """
+    if indices is None:
+        return mask
+    is_left_out = indices.new_ones((*indices.shape[:2], key_len), dtype=torch.bool).scatter(-1, indices.long(), False)
+    is_left_out = is_left_out[:, None]
+    if mask.dtype == torch.bool:
+        return mask & ~is_left_out
+    return mask.masked_fill(is_left_out, torch.finfo(mask.dtype).min)
 
 
 def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> AttentionMask:

@@ -11,6 +11,7 @@ from transformers import (
     CONFIG_MAPPING,
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModel,
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
     DynamicCache,
@@ -29,6 +30,7 @@ from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
 from reluformers.configuration.configuration_attention import ACTIVATIONS
 
+from .tiny import shrink
 from .written_out import register_written_out
 
 PADDINGS = ("left", "right", "none")
@@ -263,6 +265,18 @@ def test_a_ready_mask_is_cut_at_the_texts_too(name):
     torch.testing.assert_close(model(**batch).logits, packed, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="cu_seq_lens"):
         model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
+
+
+@pytest.mark.parametrize("model_type", ["axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa"])
+def test_keys_that_a_sparse_attention_has_not_chosen_are_not_seen(model_type):
+    config = shrink(CONFIG_MAPPING[model_type]())
+    config.index_topk = 3
+    model, tokens, outputs = AutoModel.from_config(config).eval(), torch.randint(3, 90, (2, 9)), {}
+    for name in ("eager", "softmax_attention"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            outputs[name] = model(tokens).last_hidden_state
+    torch.testing.assert_close(outputs["softmax_attention"], outputs["eager"])
 
 
 def test_chunks_of_a_row_are_no_chunks_of_its_texts():
