@@ -11,7 +11,7 @@ from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerCo
 from reluformers.modeling import attention as attention_code
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers_kernels import computation, fused_attention
+from reluformers_kernels import fused_attention
 
 WIDTH, HEADS, LENGTH = 10, 2, 7
 CPU = torch.device("cpu")
@@ -155,29 +155,6 @@ def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(name):
 def test_what_does_not_fit_is_refused(field, call):
     with pytest.raises(ValueError, match=field):
         call()
-
-
-@pytest.mark.parametrize(
-    ("preset", "dtype", "stays"),
-    [
-        ("relu-vit", torch.float32, True),
-        ("relu-vit", torch.float16, False),  # no processor multiplies it
-        ("softmax", torch.float32, False),
-        ("softmax", torch.bfloat16, True),
-    ],
-)
-def test_few_keys_stay_eager_on_a_processor_without_compiled_code(preset, dtype, stays, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(computation, "native", None)
-    for module in (attention_code, computation):
-        monkeypatch.setattr(module, "SHORT_KEYS", 9)
-    lengths, eager = [], attention_code.eager_attention
-    record = lambda *call: lengths.append(call[2].shape[2]) or eager(*call)  # noqa: E731
-    monkeypatch.setattr(attention_code, "eager_attention", record)
-    layer = MultiHeadAttention(12, 3, preset).to(dtype)
-    for length in (9, 10):
-        layer(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
-    assert lengths == ([9] if stays else [])
 
 
 def test_a_learned_threshold_costs_no_channel(monkeypatch):

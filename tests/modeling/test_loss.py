@@ -7,7 +7,7 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from builders.models import KINDS, PRESETS, build_model, draw_pairs
 
-STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "word_dropout": 0.0}
+STILL = KINDS["seq2seq"].still
 
 
 def plain_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import reference
 from builders.covering import covering
+from builders.models import build_model
 from builders.operations import CountOperations
-from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
-from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
 from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, ScaleNorm, build_norm, unit_length
 from reluformers_kernels import norms
 from reluformers_kernels.compiled import native
@@ -265,25 +264,12 @@ def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch)
     assert len(calls) == 1
 
 
-def tiny_fix_norm_model():
-    config = QKNormConfig(
-        **{"vocab_size": 11, "d_model": 6, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
-        **{"decoder_attention_heads": 2, "encoder_ffn_dim": 4, "decoder_ffn_dim": 4, "scale_embedding": True},
-    )
-    return QKNormForConditionalGeneration(config).double().eval()
-
-
 def test_fix_norm_is_in_the_output_layer_too():
-    model = tiny_fix_norm_model()
-    torch.nn.init.normal_(model.lm_head.bias)
-    hidden = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    model = build_model("qknorm").double()
+    hidden = torch.randn(2, 3, 16, dtype=torch.float64, requires_grad=True)
     weight = model.model.decoder.embed_tokens.weight
-    logits = model.lm_head(hidden)
-    expected = hidden @ reference.fix_norm(weight).T + model.lm_head.bias
+    logits, expected = model.lm_head(hidden), hidden @ reference.fix_norm(weight).T + model.lm_head.bias
     torch.testing.assert_close(logits, expected)
     direction = torch.randn_like(logits)
-    for inputs in (hidden, weight):
-        gradient, wanted = (
-            torch.autograd.grad(out, inputs, direction, retain_graph=True)[0] for out in (logits, expected)
-        )
-        torch.testing.assert_close(gradient, wanted)
+    gradients = (torch.autograd.grad(out, (hidden, weight), direction) for out in (logits, expected))
+    torch.testing.assert_close(*gradients)

@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import peft
 import pytest
@@ -87,18 +88,6 @@ def adapt(model, **options):
     peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **options)).merge_and_unload()
 
 
-def adapt_head(model):
-    adapt(model, target_modules=["lm_head", "q_proj"])
-
-
-def adapt_embeddings(model):
-    adapt(model, target_modules=["embed_tokens"])
-
-
-def adapt_whole_head(model):
-    adapt(model, target_modules=["q_proj"], modules_to_save=["lm_head"])
-
-
 STEPS = [
     untie_head,
     untie_decoder,
@@ -112,9 +101,9 @@ STEPS = [
     tie_all_again,
     tie_decoder_by_name,
     to_bf16,
-    adapt_head,
-    adapt_embeddings,
-    adapt_whole_head,
+    partial(adapt, target_modules=["lm_head", "q_proj"]),
+    partial(adapt, target_modules=["embed_tokens"]),
+    partial(adapt, target_modules=["q_proj"], modules_to_save=["lm_head"]),
 ]
 
 
@@ -174,7 +163,7 @@ def test_a_folder_computes_what_the_model_did(number, many, tmp_path):
         try:
             walk(copy.deepcopy(model), steps, tmp_path / str(count))
         except Exception as error:
-            error.add_note(f"{form}, {norm}, after {[step.__name__ for step in steps]}")
+            error.add_note(f"{form}, {norm}, after {steps}")
             raise
 
 
