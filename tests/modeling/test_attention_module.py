@@ -1,6 +1,7 @@
 """`MultiHeadAttention` beside the matrix: caches, own values, fields, learned scalars, dropout, autocast, masks."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -155,6 +156,21 @@ def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(name):
 def test_what_does_not_fit_is_refused(field, call):
     with pytest.raises(ValueError, match=field):
         call()
+
+
+@pytest.mark.parametrize(
+    ("preset", "dtype", "written_out"),
+    [("relu-vit", torch.float32, [9]), ("softmax", torch.float32, []), ("softmax", torch.bfloat16, [9])],
+)
+def test_few_keys_stay_eager_on_a_processor_without_compiled_code(preset, dtype, written_out, monkeypatch):
+    monkeypatch.setattr(computation, "native", None)
+    for module in (attention_code, computation):
+        monkeypatch.setattr(module, "SHORT_KEYS", 9)
+    layer = MultiHeadAttention(12, 3, preset).to(dtype)
+    with mock.patch.object(attention_code, "eager_attention", wraps=attention_code.eager_attention) as eager:
+        for length in (9, 10):
+            layer(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
+    assert [call.args[2].shape[2] for call in eager.call_args_list] == written_out
 
 
 def test_a_learned_threshold_costs_no_channel(monkeypatch):

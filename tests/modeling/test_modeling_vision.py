@@ -362,3 +362,4 @@ def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_return
     rows = regularizer_sums(model.vit(pixels, output_null_rate=True).site_rows, None)[-1]
     assert rows == 3 * 2 * 3 * 6  # images x heads x layers x tokens
     assert isinstance(model.vit(pixels, return_dict=False), tuple)
+    assert model.get_input_embeddings() is model.vit.embeddings.projection
