@@ -12,7 +12,7 @@ from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerCo
 from reluformers.modeling import attention as attention_code
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers_kernels import fused_attention
+from reluformers_kernels import computation, fused_attention
 
 WIDTH, HEADS, LENGTH = 10, 2, 7
 CPU = torch.device("cpu")

@@ -94,6 +94,16 @@ def test_padding_on_either_side_changes_nothing(preset):
     torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
+def test_left_padded_target_prefix_changes_nothing():
+    model, batch = build_model("reluformer"), draw_pairs((5,), (4,))
+    plain = model(**batch).logits
+    ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    padded = torch.cat([torch.zeros(1, 2, dtype=torch.long), ids], dim=1)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    inputs = {"input_ids": batch["input_ids"], "decoder_input_ids": padded, "decoder_attention_mask": mask}
+    torch.testing.assert_close(model(**inputs).logits[:, 2:], plain)
+
+
 @pytest.mark.parametrize(
     "attention", [*FAMILY_PRESETS, "relu-sum", "entmax15", {"preset": "reluformer", "exclusive_output": True}], ids=str
 )
