@@ -5,14 +5,15 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
-from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling import attention as attention_code
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
 from reluformers_kernels import computation, fused_attention
+
+from .test_attention_matrix import VARIANTS
 
 WIDTH, HEADS, LENGTH = 10, 2, 7
 CPU = torch.device("cpu")
@@ -20,30 +21,6 @@ few_presets = pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluforme
 all_backends = pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
 REAL = torch.arange(LENGTH) >= torch.tensor([[0], [2]])  # the second sequence is padded on the left
 CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() & REAL[:, None, None]
-# field → a setting in which it matters, and the value it is changed to from its default
-CHANGES = {
-    "score": ({}, "cosine"),
-    "scale": ({}, 2.0),
-    "learned_scale": ({}, True),
-    "scale_form": ({"scale": 2.0}, "log_length"),
-    "scale_length": ({"score": "cosine"}, 20),
-    "query_key_norm": ({}, "layer_norm"),
-    "value_norm": ({}, "l2"),
-    "activation": ({}, "relu"),
-    "length_coefficient": ({}, 2.0),
-    "length_exponent": ({}, 0.5),
-    "learned_length_exponent": ({}, True),
-    "threshold": ({"activation": "relu"}, 0.1),
-    "learned_threshold": ({"activation": "relu"}, True),
-    "threshold_form": ({"activation": "relu", "threshold": 0.1}, "log_length"),
-    "threshold_per_head": ({"activation": "softmax1", "learned_threshold": True}, True),
-    "normalizer": ({"activation": "relu"}, "sum"),
-    "exclusive_output": ({}, True),
-    "output_norm": ({}, "rms_norm"),
-    "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
-    "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),
-    "output_gate": ({}, "silu"),
-}
 
 
 def build(attention, **options) -> MultiHeadAttention:
@@ -52,19 +29,6 @@ def build(attention, **options) -> MultiHeadAttention:
 
 def draw(*shape: int) -> torch.Tensor:
     return 2 * torch.randn(*(shape or (2, LENGTH, WIDTH)), dtype=torch.float64)
-
-
-def static_cache(places: int) -> StaticCache:
-    return StaticCache(Seq2SeqTransformerConfig(vocab_size=9, decoder_layers=1), max_cache_len=places)
-
-
-def test_exclusive_output_reads_a_static_cache():
-    module, hidden, cache, outputs = build({"exclusive_output": True}), draw(), static_cache(9), []
-    for step in range(LENGTH):
-        mask = AttentionMask(1, 9, CPU, causal_offset=torch.tensor(step))
-        outputs.append(module(hidden[:, step : step + 1], attention_mask=mask, past_key_values=cache)[0])
-    expected = module(hidden, attention_mask=torch.ones(LENGTH, LENGTH).tril().bool())[0]
-    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -109,37 +73,23 @@ def test_masks_broadcast(shape, monkeypatch):
         torch.testing.assert_close(layer(states, attention_mask=mask, attn_implementation=backend)[0], expected)
 
 
-def outcome(fields):
-    """Parameters and output of a module that is always drawn from the same seed, θ of each head too."""
-    torch.manual_seed(0)
-    hidden, module = torch.randn(2, 7, 10), MultiHeadAttention(10, 2, fields)
-    if fields.get("threshold_per_head"):
-        module.threshold.data = torch.tensor([0.5, -0.5])
-    output, _, _ = module(hidden, attention_mask=torch.ones(7, 7).tril().bool()[None, None])
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}, output
-
-
-def differ(first, second):
-    return first[0].keys() != second[0].keys() or not torch.allclose(first[1], second[1], rtol=1e-3, atol=1e-3)
-
-
-def test_every_field_matters():
-    assert set(CHANGES) == {field.name for field in dataclasses.fields(AttentionConfig)}
-    for name, (setting, value) in CHANGES.items():
-        assert getattr(AttentionConfig(**setting), name) != value
-        assert differ(outcome(setting), outcome({**setting, name: value})), name
+def test_the_matrix_has_every_field():
+    configs = [MultiHeadAttention(WIDTH, HEADS, fields).attention for fields in VARIANTS.values()]
+    for field in dataclasses.fields(AttentionConfig):
+        assert len({getattr(config, field.name) for config in configs}) > 1, field.name
 
 
 @pytest.mark.parametrize("name", ["scale", "length_exponent", "threshold"])
 def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(name):
     setting = {"activation": "softplus", "scale": 2, "length_exponent": 1, "threshold": 1}  # integers, as in a recipe
-    fixed, learned = outcome(setting), outcome({**setting, f"learned_{name}": True})
-    torch.testing.assert_close(learned[1], fixed[1])
-    assert learned[0].keys() - fixed[0].keys() == {name}
-    assert learned[0][name].shape == (1,)
-    module = MultiHeadAttention(10, 2, {**setting, f"learned_{name}": True})
-    module(torch.randn(2, 7, 10))[0].square().sum().backward()
-    assert getattr(module, name).grad.abs() > 1e-6
+    fixed, learned, hidden = build(setting), build({**setting, f"learned_{name}": True}), draw()
+    missing = learned.load_state_dict(fixed.state_dict(), strict=False).missing_keys
+    assert missing == [name]
+    output = learned(hidden)[0]
+    torch.testing.assert_close(output, fixed(hidden)[0])
+    output.square().sum().backward()
+    assert getattr(learned, name).shape == (1,)
+    assert getattr(learned, name).grad.abs() > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,19 @@ def test_parameters_missing_from_a_checkpoint_get_their_initial_values(kind, fie
             assert 0.25 < restored.std() / fresh.std() < 4, name
 
 
+def test_names_of_parameters_that_folders_of_format_1_lack():
+    parts = {"feed_forward_norm": "layer_norm", "learned_swish_beta": True}
+    own = {"activation_function": "swiglu", "output_bias": True, "position_embedding_type": "learned"}
+    mlp = {"norm.weight", "norm.bias", "swish_beta"}
+    text = {f"model.{side}.layers.0.mlp.{name}" for side in ("encoder", "decoder") for name in mlp}
+    text |= {"lm_head.bias", *(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))}
+    assert text <= build_model("relu", **parts, **own).state_dict().keys()
+    own = {"hidden_act": "swiglu", "pooling": "cls", "num_register_tokens": 2, "representation_size": 12}
+    image = {f"vit.layers.0.mlp.{name}" for name in mlp} | {"vit.representation.weight", "vit.representation.bias"}
+    image |= {f"vit.embeddings.{name}" for name in ("cls_token", "register_tokens", "position_embeddings")}
+    assert image <= build_model("relu-vit", "vision", **parts, **own).state_dict().keys()
+
+
 @all_models
 def test_gradients_reach_every_parameter(kind, preset):
     model = build_model(preset, kind).train()

@@ -25,8 +25,6 @@ from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.modeling.regularization import regularizer_sums
 
-from .test_modeling_common import RICH
-
 
 @pytest.mark.parametrize(
     ("preset", "fields", "spreads"),
@@ -58,24 +56,6 @@ def test_maps_start_as_the_configuration_says(preset, fields, spreads):
 def test_learned_positions_are_those_of_the_configuration(offset, rows):
     model = build_model(position_embedding_type="learned", position_offset=offset)
     assert model.model.encoder.embed_positions.num_embeddings == rows
-
-
-def test_state_dict_keys_are_public_api():
-    fields = {**RICH, "activation_function": "swiglu", "embedding_bias": True, "output_bias": True}
-    model = build_model("rela-g", **fields, norm_position="pre", encoder_layers=1, decoder_layers=1)
-    attention = [f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
-    attention += ["scale", "length_exponent", "threshold", "query_norm.weight", "key_norm.weight"]
-    attention += ["output_norm.weight", "output_norm.gate", "gate_proj.weight", "gate_proj.bias"]
-    mlp = [f"{layer}.{kind}" for layer in ("fc1", "fc_linear", "fc2", "norm") for kind in ("weight", "bias")]
-    mlp.append("swish_beta")
-    expected = {"lm_head.weight", "lm_head.bias"}
-    for side, sites in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "cross_attn"])):
-        layer = f"model.{side}.layers.0"
-        expected |= {f"model.{side}.{name}" for name in ("embed_tokens.weight", "embedding_bias", "norm.weight")}
-        expected |= {f"{layer}.{site}.{name}" for site in sites for name in attention}
-        expected |= {f"{layer}.{site}_norm.weight" for site in [*sites, "mlp"]}
-        expected |= {f"{layer}.mlp.{name}" for name in mlp}
-    assert set(model.state_dict()) == expected
 
 
 @all_presets
@@ -135,15 +115,6 @@ def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
         for rows in (source, source.repeat_interleave(2, 0))
     ]
     torch.testing.assert_close(*(regularizer_sums(sites, model.config.entropy_bound) for sites in sums))
-
-
-@all_families
-def test_generates_in_training_mode(preset):
-    model, batch = build_model(preset).train(), draw_pairs()
-    assert model.generate(input_ids=batch["input_ids"], num_beams=2, max_new_tokens=4).shape[0] == 3
-    states = model.get_encoder()(batch["input_ids"], return_dict=False)
-    output = model(encoder_outputs=states, labels=batch["labels"])
-    assert output.encoder_hidden_states is None
 
 
 @pytest.mark.parametrize(

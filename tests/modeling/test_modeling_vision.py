@@ -100,29 +100,6 @@ def test_fields_reach_the_formula(fields):
     torch.testing.assert_close(model(pixels).logits, naive_logits(model, pixels))
 
 
-def test_state_dict_keys_are_public_api():
-    attention = {"preset": "rela-g", "output_gate": "silu", "query_key_norm": "layer_norm"}
-    model = build_model("rela-g", "vision", attention=attention, num_hidden_layers=1, representation_size=12)
-    projections = [f"{p}_proj.{kind}" for p in ("q", "k", "v", "out", "gate") for kind in ("weight", "bias")]
-    projections += ["query_norm.weight", "key_norm.weight", "output_norm.weight", "output_norm.gate"]
-    mlp = [f"mlp.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")]
-
-    def linear(name):
-        return {f"{name}.weight", f"{name}.bias"}
-
-    expected = linear("classifier") | linear("vit.norm") | linear("vit.representation")
-    expected |= linear("vit.embeddings.projection") | {"vit.embeddings.position_embeddings", "vit.pooler.probe"}
-    expected |= {f"vit.layers.0.self_attn.{name}" for name in projections}
-    expected |= {f"vit.layers.0.{name}" for name in mlp}
-    expected |= linear("vit.layers.0.self_attn_norm") | linear("vit.layers.0.mlp_norm")
-    expected |= {f"vit.pooler.attention.{name}" for name in projections} | {f"vit.pooler.{name}" for name in mlp}
-    expected |= linear("vit.pooler.norm")
-    assert set(model.state_dict()) == expected
-    plain = build_model("relu-vit", "vision", pooling="cls", position_embedding_type="sincos2d")
-    assert "vit.embeddings.cls_token" in plain.state_dict()
-    assert "vit.embeddings.position_embeddings" not in plain.state_dict()  # fixed
-
-
 def test_sincos2d_is_that_of_big_vision():
     table, quarter = sincos2d_table(3, 4, 16), 4
     for row in range(3):

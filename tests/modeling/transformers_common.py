@@ -7,14 +7,7 @@ import unittest
 
 from tests.generation.test_utils import GenerationTesterMixin
 from tests.test_modeling_common import ModelTesterMixin, ids_tensor
-from transformers import (
-    MarianConfig,
-    MarianModel,
-    MarianMTModel,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTModel,
-)
+from transformers import MarianConfig, MarianModel, MarianMTModel, ViTConfig, ViTForImageClassification, ViTModel
 from transformers.models.auto import modeling_auto
 
 from reluformers.families import FAMILIES
@@ -30,34 +23,12 @@ for config_class, models in FAMILIES.items():
         NAMES[auto_class.__name__][config_class.model_type] = model.__name__
 
 BATCH, SOURCE, TARGET, IMAGE = 5, 7, 7, 8
-SEQ2SEQ = {
-    "vocab_size": 99,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 4,
-    "decoder_ffn_dim": 4,
-    "max_position_embeddings": 50,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 3,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
-VISION = {
-    "image_size": IMAGE,
-    "patch_size": 2,
-    "num_channels": 3,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-}
+LAYERS = {"layers": 2, "attention_heads": 4, "ffn_dim": 4}
+SEQ2SEQ = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in LAYERS.items()}
+SEQ2SEQ |= {"vocab_size": 99, "d_model": 16, "max_position_embeddings": 50, "dropout": 0.1, "attention_dropout": 0.1}
+SEQ2SEQ |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3}
+VISION = {"image_size": IMAGE, "patch_size": 2, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION |= {"intermediate_size": 37, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
 class Tester:
