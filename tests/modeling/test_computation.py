@@ -10,23 +10,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from builders.models import build_model, draw_images, draw_pairs
 from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
-from reluformers_kernels import ACTIVATIONS, computation
+from reluformers_kernels import ACTIVATIONS, computation, softmax1
 from reluformers_kernels.computation import choose_computation
 
 QUERIES, KEYS = 5, 7
 
 
+# as if compiled code were installed: what it takes is for test_native_attention.py to say
+STAND_IN = SimpleNamespace(can_take=lambda query, value, activation: activation in ("relu", "identity"))
+
+
 @pytest.fixture(autouse=True)
 def no_compiled_code(monkeypatch):
     monkeypatch.setattr(computation, "native", None)
-
-
-@pytest.fixture
-def compiled_code(monkeypatch):
-    """As if it were installed: what it takes is for test_native_attention.py to say."""
-    known = ("relu", "identity")
-    stand_in = SimpleNamespace(can_take=lambda query, value, activation: activation in known)
-    monkeypatch.setattr(computation, "native", stand_in)
 
 
 def choose(activation: str, *, queries=QUERIES, needed="none", dropout=0.0, short_keys=None, dtype=torch.float32):
@@ -44,42 +40,38 @@ def test_every_activation_has_a_computation(activation):
 
 
 @pytest.mark.parametrize(
-    ("expected", "options"),
+    ("expected", "compiled", "options"),
     [
-        ("blocks", {"activation": "relu", "needed": "all", "dropout": 0.1}),
-        (None, {"activation": "relu", "short_keys": 7}),
-        ("blocks", {"activation": "relu", "short_keys": 6}),
-        ("blocks", {"activation": "relu", "short_keys": None}),
-        ("single_query", {"activation": "relu", "queries": 1}),
-        ("blocks", {"activation": "relu", "queries": 1, "dropout": 0.1}),
-        ("blocks", {"activation": "relu", "queries": 1, "needed": "sums"}),
-        ("blocks", {"activation": "relu", "short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
+        ("blocks", "native", {"needed": "all", "dropout": 0.1}),
+        (None, "native", {"short_keys": 7}),
+        ("blocks", "native", {"short_keys": 6}),
+        ("single_query", "single_query", {"queries": 1}),
+        ("blocks", "native", {"queries": 1, "dropout": 0.1}),
+        ("blocks", "native", {"queries": 1, "needed": "sums"}),
+        ("blocks", "native", {"short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
+        ("blocks", "native", {"dtype": torch.bfloat16}),
+        ("blocks", "blocks", {"activation": "gelu"}),
+        (None, None, {"activation": "softmax"}),
     ],
     ids=str,
 )
-def test_choice(expected, options):
+def test_compiled_code_goes_first(expected, compiled, options, monkeypatch):
+    options = {"activation": "relu", **options}
     assert choose(**options) == expected
-
-
-@pytest.mark.parametrize(
-    ("expected", "options"),
-    [
-        ("native", {"activation": "relu", "needed": "all", "dropout": 0.1}),
-        ("native", {"activation": "relu", "short_keys": 7}),
-        ("native", {"activation": "relu", "dtype": torch.bfloat16}),
-        ("blocks", {"activation": "gelu"}),
-        ("single_query", {"activation": "relu", "queries": 1}),
-        ("native", {"activation": "relu", "queries": 1, "needed": "sums"}),
-        (None, {"activation": "softmax"}),
-    ],
-    ids=str,
-)
-def test_compiled_code_goes_first(expected, options, compiled_code, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    assert choose(**options) == expected
+    monkeypatch.setattr(computation, "native", STAND_IN)
+    assert choose(**options) == compiled
 
 
-def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(compiled_code, monkeypatch):
+def test_softmax1_leaves_what_it_does_not_know_to_others():
+    states = [torch.randn(1, 2, 4, 8) for _ in range(3)]
+    assert softmax1(*states, threshold=0.0, scale=1.0, dropout=0.1) is None
+    assert softmax1(*(part.half() for part in states), threshold=0.0, scale=1.0) is None
+    assert softmax1(*states[:2], torch.randn(1, 2, 4, 6), threshold=0.0, scale=1.0) is None
+
+
+def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(monkeypatch):
+    monkeypatch.setattr(computation, "native", STAND_IN)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert choose("relu", dtype=torch.bfloat16) == "native"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})

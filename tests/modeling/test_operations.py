@@ -34,15 +34,18 @@ def count_translation(preset: str) -> int:
     return count(model, input_ids=ids, attention_mask=mask, labels=ids)
 
 
-def count_llama(attention: str) -> int:
-    torch.manual_seed(0)
+def tiny_llama(attention: str, layers: int, inner: int) -> torch.nn.Module:
     config = LlamaConfig(
-        vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4,
+        vocab_size=99, hidden_size=64, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+
+
+def count_llama(attention: str) -> int:
+    torch.manual_seed(0)
     ids = torch.randint(5, 99, (4, 160))  # so many that compiled code takes them
-    return count(model, input_ids=ids, labels=ids, use_cache=False)
+    return count(tiny_llama(attention, 6, 64), input_ids=ids, labels=ids, use_cache=False)
 
 
 @needs_code
@@ -83,14 +86,9 @@ def count_saved_bytes(attention: str) -> int:
         )
 
     torch._dynamo.reset()
-    config = LlamaConfig(
-        vocab_size=99, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
     ids = torch.randint(5, 99, (2, 192))
     inputs = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    torch.compile(model, backend=backend, fullgraph=True)(**inputs).loss.backward()
+    torch.compile(tiny_llama(attention, 2, 128), backend=backend, fullgraph=True)(**inputs).loss.backward()
     return sum(kept)
 
 
