@@ -145,8 +145,7 @@ class InterfaceAttention(AttentionVariant):
             ValueError: the model asks for something that this attention has not.
         """
         _check_keywords(keywords, attention_mask)
-        attention_mask = _only_chosen(attention_mask, keywords.get("indices"), key.shape[2])
-        mask, bias = _read_mask(module, query, key, attention_mask, is_causal)
+        mask, bias = _read_mask(module, query, key, attention_mask, is_causal, keywords.get("indices"))
         mask = _keep_texts_apart(mask, keywords)
         if position_bias is not None:
             bias = position_bias if bias is None else position_bias + bias
@@ -318,15 +317,13 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
         raise ValueError(f"this model passes {name} to its attention, which is not known here")
 
 
-def _only_chosen(mask: AttentionMask | Tensor | None, indices: Tensor | None, key_len: int) -> Any:
+def _only_chosen(mask: Tensor, indices: Tensor) -> Tensor:
     """A ready mask without the keys that are not among `indices` [batch, query_len, chosen], of sparse attentions.
 
     Their models hide those keys themselves for the attentions of transformers alone.
     """
-    if indices is None:
-        return mask
-    is_left_out = indices.new_ones((*indices.shape[:2], key_len), dtype=torch.bool).scatter(-1, indices.long(), False)
-    is_left_out = is_left_out[:, None]
+    is_left_out = indices.new_ones((*indices.shape[:2], mask.shape[-1]), dtype=torch.bool)
+    is_left_out = is_left_out.scatter(-1, indices.long(), False)[:, None]
     if mask.dtype == torch.bool:
         return mask & ~is_left_out
     return mask.masked_fill(is_left_out, torch.finfo(mask.dtype).min)
@@ -365,7 +362,12 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
 
 
 def _read_mask(
-    module: nn.Module, query: Tensor, key: Tensor, mask: AttentionMask | Tensor | None, is_causal: bool | None
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: AttentionMask | Tensor | None,
+    is_causal: bool | None,
+    indices: Tensor | None,
 ) -> tuple[AttentionMask, Tensor | None]:
     """The mask, and what an additive one adds to scores that it does not hide."""
     query_len, key_len = query.shape[2], key.shape[2]
@@ -381,7 +383,7 @@ def _read_mask(
         return AttentionMask(query_len, key_len, query.device, causal_offset=offset), None
     if mask.dim() != 4:
         raise ValueError(f"an attention mask is {list(mask.shape)}, but must have 4 dimensions")
-    mask = mask[..., :key_len]
+    mask = mask[..., :key_len] if indices is None else _only_chosen(mask[..., :key_len], indices)
     if mask.dtype == torch.bool:
         return AttentionMask.of(mask, query_len, key_len, query.device), None
     if not mask.is_floating_point():
