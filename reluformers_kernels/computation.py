@@ -11,6 +11,9 @@ from .tensors import compute_dtype
 
 LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
+# read once, as a compiler cannot look at the processor
+MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
+SHORT_TILES = 512  # with tiles of bfloat16, compiled code is faster up to so many keys if half of them are never read
 
 
 def choose_computation(
@@ -22,6 +25,7 @@ def choose_computation(
     needed_statistics: str = "none",
     may_write_out: bool = False,
     hides_keys: bool = False,
+    is_causal: bool = False,
 ) -> str | None:
     """The fastest exact way to compute this attention; nothing else decides on it.
 
@@ -30,6 +34,7 @@ def choose_computation(
         may_write_out: whether the caller can keep every weight instead.
         hides_keys: whether there is a padding mask or a bound, which are operations of their own where the one row of
             weights is written out.
+        is_causal: whether a query sees no later keys.
 
     Returns:
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
@@ -45,7 +50,7 @@ def choose_computation(
         is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
         return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
     # asked first: the rule for few keys below is of processors without compiled code
-    if _is_native(query, value, activation):
+    if _is_native(query, value, activation, is_causal):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype
     if may_write_out and is_short:
@@ -62,10 +67,10 @@ def _is_triton(query: Tensor, value: Tensor, activation: str) -> bool:
     return can_take(query, value, activation)
 
 
-def _is_native(query: Tensor, value: Tensor, activation: str) -> bool:
-    """Whether compiled code is there for this; bf16 stays in PyTorch where the processor multiplies tiles of it."""
+def _is_native(query: Tensor, value: Tensor, activation: str, is_causal: bool) -> bool:
+    """Whether compiled code is there for this, and faster than PyTorch's tiles of bfloat16 where there are any."""
     if native is None or query.device.type != "cpu":
         return False
-    if query.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16", False):
+    if query.dtype == torch.bfloat16 and MULTIPLIES_TILES and not (is_causal and value.shape[2] <= SHORT_TILES):
         return False
     return native.can_take(query, value, activation)

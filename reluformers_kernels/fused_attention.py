@@ -415,8 +415,8 @@ def attention(
         options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
         may_write_out = False
     hides_keys = key_padding_mask is not None or first_keys is not None or last_keys is not None
-    choice = {"may_write_out": may_write_out, "hides_keys": hides_keys, **options}
-    computation = choose_computation(query, value, activation, **choice)
+    choice = {"may_write_out": may_write_out, "hides_keys": hides_keys, "is_causal": causal_offset is not None}
+    computation = choose_computation(query, value, activation, **choice, **options)
     if computation is None:
         return None
     if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):

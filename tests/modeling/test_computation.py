@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from builders.models import build_model, draw_images, draw_pairs
 from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
-from reluformers_kernels import ACTIVATIONS, computation, softmax1
+from reluformers_kernels import ACTIVATIONS, computation, rectified_attention, softmax1
 from reluformers_kernels.computation import choose_computation
 
 QUERIES, KEYS = 5, 7
@@ -25,9 +25,19 @@ def no_compiled_code(monkeypatch):
     monkeypatch.setattr(computation, "native", None)
 
 
-def choose(activation: str, *, queries=QUERIES, needed="none", dropout=0.0, short_keys=None, dtype=torch.float32):
+def choose(
+    activation: str,
+    *,
+    queries=QUERIES,
+    needed="none",
+    dropout=0.0,
+    short_keys=None,
+    dtype=torch.float32,
+    is_causal=False,
+):
     query, value = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (queries, KEYS))
     options = {"dropout": dropout, "needed_statistics": needed, "may_write_out": short_keys is not None}
+    options["is_causal"] = is_causal
     with mock.patch.object(computation, "SHORT_KEYS", short_keys or 0):
         return choose_computation(query, value, activation, **options)
 
@@ -58,7 +68,7 @@ def test_every_activation_has_a_computation(activation):
 def test_compiled_code_goes_first(expected, compiled, options, monkeypatch):
     options = {"activation": "relu", **options}
     assert choose(**options) == expected
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(computation, "MULTIPLIES_TILES", False)
     monkeypatch.setattr(computation, "native", STAND_IN)
     assert choose(**options) == compiled
 
@@ -72,11 +82,22 @@ def test_softmax1_leaves_what_it_does_not_know_to_others():
 
 def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(monkeypatch):
     monkeypatch.setattr(computation, "native", STAND_IN)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert choose("relu", dtype=torch.bfloat16) == "native"
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
-    assert choose("relu", dtype=torch.bfloat16) == "blocks"
+    monkeypatch.setattr(computation, "MULTIPLIES_TILES", True)
+    monkeypatch.setattr(computation, "SHORT_TILES", KEYS)
     assert choose("relu") == "native"
+    assert choose("relu", dtype=torch.bfloat16) == "blocks"
+    assert choose("relu", dtype=torch.bfloat16, is_causal=True) == "native"
+    monkeypatch.setattr(computation, "SHORT_TILES", KEYS - 1)
+    assert choose("relu", dtype=torch.bfloat16, is_causal=True) == "blocks"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_attention_compiles_as_one_graph(dtype, monkeypatch):
+    monkeypatch.undo()  # with compiled code, where there is any
+    inputs = [torch.randn(2, 3, 24, 8, dtype=dtype) for _ in range(3)]
+    compiled = torch.compile(rectified_attention, fullgraph=True, backend="aot_eager")
+    options = {"is_causal": True, "length_exponent": 0.5}
+    torch.testing.assert_close(compiled(*inputs, **options), rectified_attention(*inputs, **options))
 
 
 class MaskOperations(TorchDispatchMode):
