@@ -10,9 +10,10 @@ With --memory it measures one layer instead: the most that a call holds beyond w
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
-from attention import peak_megabytes
+from attention import in_turn, peak_megabytes
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -106,13 +107,9 @@ def main() -> None:
                             "|", " | ".join([kind, dtype, str(length), PASSES[has_backward], *held]), "|", flush=True
                         )
                         continue
-                    times = {name: [] for name in names}
-                    for number in range(options.rounds + 1):
-                        for place in range(len(names)):
-                            name = names[(place + number) % len(names)]
-                            took = seconds(model, inputs, name, has_backward)
-                            if number:  # the first round warms up
-                                times[name].append(took)
+                    calls = {name: partial(seconds, model, inputs, name, has_backward) for name in names}
+                    in_turn(calls, 1)  # warms up
+                    times = in_turn(calls, options.rounds)
                     shares = [
                         statistics.median(a / b for a, b in zip(times[name], times[PEER], strict=True))
                         for name in options.attentions

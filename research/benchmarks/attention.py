@@ -226,6 +226,17 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     return lambda: (graph.replay(), kept)
 
 
+def in_turn(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each measure gives, round by round, in an order that turns: none always runs behind the same one."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    names = list(measures)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(measures[name]())
+    return found
+
+
 def seconds(call: Callable[[], object]) -> float:
     """Time of one call."""
     clock = time.process_time if DEVICE == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
@@ -236,6 +247,11 @@ def seconds(call: Callable[[], object]) -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return clock() - started
+
+
+def mean_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Time of one of some calls."""
+    return sum(seconds(call) for _ in range(repeats)) / repeats
 
 
 def peak_megabytes(call: Callable[[], object]) -> float:
@@ -279,12 +295,8 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     if PEER not in runs:
         return {}
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for number in range(options.rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            times[name].append(sum(seconds(runs[name]) for _ in range(repeats)) / repeats)
-    results = {}
+    times = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
+    times, results = in_turn(times, options.rounds), {}
     for name, values in times.items():
         ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
         results[name] = {

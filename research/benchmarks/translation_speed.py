@@ -1,7 +1,7 @@
 """Training and generation speed beside MarianMTModel of the same shape, interleaved in one process.
 
-    python benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
-    python benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
+    python research/benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
+    python research/benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
 
 `train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, with random batches and with
 `group_by_length`, whose number of rows a batch is chosen so that its padded batches (rows times longest side) hold as
@@ -22,8 +22,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from attention import in_turn
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import (
@@ -40,6 +42,7 @@ from transformers import (
 )
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
+from reluformers.data.batches import PairCollator
 from reluformers.errors import run_main
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.onnx import SUFFIXES
@@ -255,13 +258,11 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
         trainer_class = Seq2SeqTrainer
     else:
         arguments = TranslationTrainingArguments(**common, max_tokens=options.max_tokens)
+        collator = CountingCollator(PairCollator(tokenizer.pad_token_id))
         trainer_class = TranslationTrainer
-        collator = None
     trainer = trainer_class(
         model, arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[watch], data_collator=collator
     )
-    if collator is None:
-        trainer.data_collator = collator = CountingCollator(trainer.data_collator)
     trainer.train()
     return sum(collator.tokens[watch.warmup : watch.warmup + options.steps]) / watch.seconds
 
@@ -294,11 +295,11 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
     return [dict(tokenizer.pad(batch, return_tensors="pt").to(DEVICE)) for batch in batches]
 
 
-def print_table(speeds: dict[str, list[float]], unit: str, peer: str = PEER) -> None:
+def print_table(speeds: dict[str, list[float]], unit: str) -> None:
     """Median speed and its ratio to the peer's, taken round by round."""
-    print(f"| model | {unit}, median | ratio to {peer}, median (min–max) |\n|---|---|---|")
+    print(f"| model | {unit}, median | ratio to {PEER}, median (min–max) |\n|---|---|---|")
     for name, values in speeds.items():
-        ratios = sorted(value / other for value, other in zip(values, speeds[peer], strict=True))
+        ratios = sorted(value / other for value, other in zip(values, speeds[PEER], strict=True))
         spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
         print(f"| {name} | {statistics.median(values):,.0f} | {spread} |")
 
@@ -315,7 +316,6 @@ def main() -> None:
         tokenizer.add_tokens([f"<unused{number}>" for number in range(options.vocab_size - len(tokenizer))])
     options.vocab_size = len(tokenizer)
     dataset = tokenize_pairs(pairs, tokenizer, tokenizer).select_columns(["input_ids", "labels"])
-    names = [PEER, *([GROUPED_PEER] if options.job == "train" else []), *options.presets]
     if options.job == "generate":
         models = {PEER: build(PEER, options).eval().to(DEVICE)}
         for name in options.presets:
@@ -327,19 +327,14 @@ def main() -> None:
         for dtype in options.ctranslate2:
             arguments = (models[PEER], tokenizer, batches[0], options.threads, dtype)
             models[f"ctranslate2, {dtype}"] = CTranslate2Model(*arguments)
-        names = [*models]
         for model in models.values():  # warm up
             sentences_per_second(model, batches[:1], options)
-    speeds: dict[str, list[float]] = {name: [] for name in names}
+        measures = {name: partial(sentences_per_second, model, batches, options) for name, model in models.items()}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(options.rounds):
-            # the order turns, so that no candidate always runs behind the same one
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                if options.job == "train":
-                    speed = tokens_per_second(name, dataset, tokenizer, options, folder)
-                else:
-                    speed = sentences_per_second(models[name], batches, options)
-                speeds[name].append(speed)
+        if options.job == "train":
+            names = (PEER, GROUPED_PEER, *options.presets)
+            measures = {name: partial(tokens_per_second, name, dataset, tokenizer, options, folder) for name in names}
+        speeds = in_turn(measures, options.rounds)
     print_table(speeds, "tokens/s" if options.job == "train" else "sentences/s")
 
 

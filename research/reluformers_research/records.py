@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reluformers import tasks as library
-from reluformers.errors import describe_error
 from reluformers.evaluation.results import Evaluation
 from reluformers.files import as_json, atomic_write
 from reluformers.training.recipe import Recipe
@@ -123,49 +121,28 @@ class RunRecord:
         _write(folder / f"{self.name}.parquet", pa.Table.from_pylist([row], _schema(row["task"])))
 
     @classmethod
-    def load(cls, path: Path) -> "RunRecord":
-        """Read the record FOLDER/NAME, wherever in FOLDER it is kept.
-
-        Raises:
-            ValueError: it is missing, damaged or of a newer version.
-        """
-        path = Path(path).with_suffix("")
-        rows = _stored(path.parent, filters=[("name", "==", path.name)])
-        if not rows:
-            raise ValueError(f"{path}: no record of that name is in the folder")
-        return cls._of(rows[path.name], path)
-
-    @classmethod
     def _of(cls, row: pa.Table, place: Path) -> "RunRecord":
         """The record that a table of one row holds."""
         counted = {name.removesuffix(_COUNTS): row[name][0] for name in row.column_names if name.endswith(_COUNTS)}
         (values,) = row.drop_columns([metric + _COUNTS for metric in counted]).to_pylist()
-        try:
-            if values["format_version"] != FORMAT_VERSION:
-                raise ValueError("is a record of a newer reluformers")
-            known = {item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None}
-            known |= {name: json.loads(known[name]) for name in _JSON if name in known}
-            if "evaluation" in known:
-                known["evaluation"] = Evaluation.from_dict(known["evaluation"])
-            record = cls(**known, counts={metric: _array(rows) for metric, rows in counted.items() if rows.is_valid})
-            if "seed" not in record.to_recipe().training:
-                raise ValueError("lacks training.seed")
-            if record.evaluation is not None:
-                if missing := record.metrics - record.evaluation.scores.keys():
-                    raise ValueError(f"lacks the score {min(missing)}")
-                if missing := record.metrics - record.counts.keys():
-                    raise ValueError(f"lacks the counts of {min(missing)}")
-            return record
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{place}: {describe_error(error, place)}") from error
+        if values["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"{place}: is a record of a newer reluformers")
+        known = {item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None}
+        known |= {name: json.loads(known[name]) for name in _JSON if name in known}
+        if "evaluation" in known:
+            known["evaluation"] = Evaluation.from_dict(known["evaluation"])
+        record = cls(**known, counts={metric: _array(rows) for metric, rows in counted.items() if rows.is_valid})
+        if record.evaluation is not None and (missing := record.metrics - record.counts.keys()):
+            raise ValueError(f"{place}: lacks the counts of {min(missing)}, without which intervals are too narrow")
+        return record
 
 
 def has_record(folder: Path, name: str) -> bool:
     """Whether a run is recorded in a folder, in a file of its own or gathered."""
     if (folder / f"{name}.parquet").exists():
         return True
-    found = _read(sorted(folder.glob(f"*-{_SHARD}.parquet")), columns=["name"], filters=[("name", "==", name)])
-    return any(table.num_rows for _, table in found)
+    gathered = (pq.read_table(path, columns=["name"]) for path in folder.glob(f"*-{_SHARD}.parquet"))
+    return any(name in table["name"].to_pylist() for table in gathered)
 
 
 def load_records(folder: Path) -> list[RunRecord]:
@@ -261,7 +238,7 @@ def _write(path: Path, table: pa.Table) -> None:
         )
 
 
-def _stored(*folders: Path, **options: Any) -> dict[str, pa.Table]:
+def _stored(*folders: Path) -> dict[str, pa.Table]:
     """Name → a table of one row, of the runs of folders, by name.
 
     Raises:
@@ -269,26 +246,13 @@ def _stored(*folders: Path, **options: Any) -> dict[str, pa.Table]:
     """
     found: dict[str, pa.Table] = {}
     for folder in folders:
-        for _, table in _read(sorted(folder.glob("[!.]*.parquet")), **options):
+        for table in map(pq.read_table, sorted(folder.glob("[!.]*.parquet"))):
             for place, name in enumerate(table["name"].to_pylist()):
                 row = table.slice(place, 1)
                 other = found.setdefault(name, row)
                 if other is not row and other.drop_columns("tables") != row.drop_columns("tables"):
                     raise ValueError(f"{folder / name}: there is another run of that name; keep one of them")
     return dict(sorted(found.items()))
-
-
-def _read(paths: list[Path], **options: Any) -> Iterator[tuple[Path, pa.Table]]:
-    """The tables of Parquet files; a ValueError names one that is damaged, or holds something else."""
-    known = {name for task in TASKS for name in _schema(task).names}
-    for path in paths:
-        try:
-            names = set(pq.read_schema(path).names)
-            if not {"name", "tables", "recipe", "format_version"} <= names <= known:
-                raise ValueError("holds no records of runs, or those of a newer reluformers")
-            yield path, pq.read_table(path, **options)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise ValueError(f"{path}: cannot be read as records ({describe_error(error, path)})") from error
 
 
 def _json(value: Any) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reluformers.data.checked_fields import check_fields, check_mapping, check_name
+from reluformers.data.checked_fields import check_name
 from reluformers.data.names import source_name
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
@@ -130,14 +130,14 @@ class Table:
     claims: list[Claim]
     margin: float
     baseline: str
-    evaluate: dict[str, Any]
+    evaluate: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, name: str) -> "Table":
         """Read a table.
 
         Args:
-            name: a file, or SOURCE/TABLE of those in scripts/recipes.
+            name: a file, or SOURCE/TABLE of those in research/recipes.
 
         Raises:
             ValueError: there is none, or it is not valid.
@@ -146,38 +146,18 @@ class Table:
         if path.suffix not in (".yaml", ".yml"):
             check_name(name, list_tables(), "table")
             path = RECIPES / f"{name}.yaml"
-        try:
-            return cls._from_dict(path, dict(check_mapping("the table", read_yaml(path))))
-        except ValueError as error:
-            raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-
-    @classmethod
-    def _from_dict(cls, path: Path, values: dict[str, Any]) -> "Table":
-        allowed = ("title", "rows", "grid", "settings", "claims", "questions", "margin", "baseline", "evaluate")
-        for key in values:
-            check_name(key, allowed, "key")
-        for key in ("title", "settings", "margin", "baseline"):
-            if key not in values:
-                raise ValueError(f"{key} is missing")
-        rows = _rows(values.get("rows") or {}) | _grid(values.get("grid") or {})
-        claims = [Claim.parse(text) for text in values.get("claims") or []]
-        claims += [Claim.parse(text, is_ours=True) for text in values.get("questions") or []]
+        values = read_yaml(path)
+        rows = _rows(values.pop("rows", {})) | _grid(values.pop("grid", {}))
+        claims = [Claim.parse(text) for text in values.pop("claims", [])]
+        claims += [Claim.parse(text, is_ours=True) for text in values.pop("questions", [])]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
             check_name(row, rows, "row")
-        settings = {name: check_fields(f"settings.{name}", one, Setting) for name, one in values["settings"].items()}
-        length = _parts(values["baseline"])
-        check_name(values["baseline"], {"/".join(row.split("/")[-length:]) for row in rows}, "row")
-        return cls(
-            name="/".join(path.with_suffix("").parts[-2:]),
-            path=path,
-            title=values["title"],
-            rows=rows,
-            settings={name: Setting(**one) for name, one in settings.items()},
-            claims=claims,
-            margin=float(values["margin"]),
-            baseline=values["baseline"],
-            evaluate=dict(values.get("evaluate") or {}),
-        )
+        try:
+            settings = {name: Setting(**one) for name, one in values.pop("settings", {}).items()}
+            place = "/".join(path.with_suffix("").parts[-2:])
+            return cls(name=place, path=path, rows=rows, settings=settings, claims=claims, **values)
+        except TypeError as error:  # a key that is missing or not known
+            raise ValueError(f"{path}: {error}") from error
 
     def baseline_of(self, row: str) -> str:
         """The row that a row is compared with."""
@@ -185,11 +165,7 @@ class Table:
         return "/".join([*group, self.baseline])
 
     def setting(self, name: str) -> Setting:
-        """The setting of that name.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The setting of that name; a `ValueError` where there is none."""
         check_name(name, self.settings, "setting")
         return self.settings[name]
 
@@ -233,13 +209,7 @@ class Table:
 
 
 def list_tables() -> list[str]:
-    """Names of the tables in scripts/recipes.
-
-    Raises:
-        ValueError: that folder is not there, as in an installed wheel.
-    """
-    if not RECIPES.is_dir():
-        raise ValueError("the papers' tables are in the repository, not in the package: name a table's YAML file")
+    """Names of the tables in research/recipes."""
     return sorted(f"{path.parent.name}/{path.stem}" for path in RECIPES.glob("*/*.yaml"))
 
 
@@ -304,15 +274,15 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
     """Rows that are written out: name → sections, and `paper`."""
     rows = {}
-    for name, sections in check_mapping("rows", values).items():
-        sections = dict(check_mapping(f"rows.{name}", sections))
+    for name, sections in values.items():
+        sections = dict(sections)
         rows[str(name)] = Row(str(name), sections.pop("paper", None), sections)  # 64 is a number in YAML
     return rows
 
 
 def _grid(axes: Mapping[str, Mapping[str, Any]]) -> dict[str, Row]:
     """Rows of a figure: every combination of one value of each axis, named value/value."""
-    values = [_rows(check_mapping(f"grid.{axis}", rows)).values() for axis, rows in axes.items()]
+    values = [_rows(rows).values() for rows in axes.values()]
     grid = {}
     for chosen in itertools.product(*values) if values else ():
         sections: dict[str, Any] = {}

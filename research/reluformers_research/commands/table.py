@@ -9,12 +9,10 @@ Examples:
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
     reluformers table reluformer/t2 --setting small --show --records research/records
-    reluformers table --again research/records/RUN data.train=… data.validation=… data.test=…
     reluformers table --gather runs/tables/records --records research/records
 """
 
 import argparse
-import copy
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -22,18 +20,15 @@ from pathlib import Path
 
 from reluformers.commands import SECTION_CHANGE, take_changes
 from reluformers.evaluation.plotting import check_picture_path
-from reluformers.evaluation.results import METRICS
 from reluformers.files import write_text
-from reluformers.tasks import task_named
-from reluformers.training.recipe import override
 from reluformers_research.evidence import Evidence
 from reluformers_research.leads import Lead, find_leads, leads_table, plot_leads
 from reluformers_research.page import claims_table, counts, replace_blocks, tables_in
-from reluformers_research.records import RunRecord, gather, load_records
+from reluformers_research.records import gather, load_records
 from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data, check_job
 from reluformers_research.runner import run_here
-from reluformers_research.tables import Table, list_tables, row_key, run_name
+from reluformers_research.tables import Table, list_tables, run_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
     parser.add_argument("--records", type=Path, help="folder of the records; without it, OUTPUT_DIR/records")
     parser.add_argument("--show", action="store_true", help="run nothing; print the finished rows")
-    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat the run FOLDER/RUN, and compare")
     parser.add_argument(
         "--gather", type=Path, metavar="FOLDER", help="add the records of FOLDER to the Parquet files of --records"
     )
@@ -77,10 +71,6 @@ def run(options: argparse.Namespace) -> None:
         check_picture_path(options.plot)
     if options.list:
         list_rows([options.table] if options.table else list_tables())
-    elif options.again:
-        # the first change of a recipe stands where a table would
-        options.overrides = [*filter(None, [options.table]), *options.overrides]
-        repeat(options, records)
     elif options.gather:
         print(f"{records}: {gather(options.gather, records)} runs")
     elif options.write:
@@ -144,41 +134,6 @@ def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, recor
             job = Job(name, recipe.to_dict(), table.evaluate_options(options.setting), folder, str(records))
             jobs.setdefault(row.name, []).append(job)
     return jobs
-
-
-def repeat(options: argparse.Namespace, records: Path) -> None:
-    """Run what a record describes once more, and say how far the scores are apart.
-
-    Raises:
-        ValueError: the record cannot be read, its recipe is not valid, or the run fails.
-    """
-    record = RunRecord.load(options.again)
-    sections = copy.deepcopy(record.recipe)
-    for text in options.overrides:
-        override(sections, text)
-    recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
-    name = run_name(recipe)
-    if (records / name).resolve() == options.again.with_suffix("").resolve():
-        raise ValueError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
-    job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
-    if not job.is_done:
-        check_job(job)
-    if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=partial(print, flush=True)):
-        sys.exit(1)
-    metric = METRICS[task_named(sections["task"]).main_metric]
-    again = RunRecord.load(records / name)
-    for one in (record, again):
-        if one.score is None:
-            print(f"no scores to compare: {one.name} diverged ({one.diverged})")
-            return
-    others = Evidence.load(options.again.parent).of_row(row_key(record.to_recipe()))
-    scores = [other.score for other in others if other.score is not None]
-    print(
-        f"{metric.title} {metric.format(again.score)}; the record has {metric.format(record.score)}, its row "
-        f"{metric.format(min(scores))} to {metric.format(max(scores))} with {len(scores)} seeds"
-    )
-    if again.evaluation.data.checksum != record.evaluation.data.checksum:
-        raise ValueError("the test sets differ, so the scores are no comparison")
 
 
 def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lead]]:

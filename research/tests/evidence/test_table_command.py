@@ -1,6 +1,5 @@
 """`reluformers table`: rows over seeds, stopped and gone on with, and the table of what has run."""
 
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from reluformers.training.checkpoints import checkpoints_of
 from reluformers.translation.evaluation import score_of_sums
 from reluformers_research import runner
 from reluformers_research.causal.scoring import mean_nats
-from reluformers_research.records import RunRecord, gather
+from reluformers_research.records import RunRecord, load_records
 from reluformers_research.report import _check_same_data
 from reluformers_research.row import Job, _checksum, _source, check_data, run_job
 from reluformers_research.runner import run_here
@@ -64,7 +63,7 @@ def test_a_row_leaves_a_record(files, tmp_path):
     job = make_job(files, tmp_path)
     job.save(tmp_path / "job.json")
     run_job(tmp_path / "job.json")
-    record = RunRecord.load(tmp_path / "records" / job.name)
+    (record,) = load_records(tmp_path / "records")
     rows = record.counts
     assert len(record.translations) == 8
     assert rows["bleu"].shape == (8, 10)
@@ -165,12 +164,12 @@ def test_a_killed_row_goes_on_from_its_checkpoint(files, tmp_path):
     process.wait()
     assert not job.is_done
     assert start_row(tmp_path / "job.json").wait() == 0
-    resumed = RunRecord.load(tmp_path / "records" / job.name)
+    (resumed,) = load_records(tmp_path / "records")
     assert resumed.seconds is None
     whole = Job(**{**vars(job), "folder": str(tmp_path / "whole"), "records": str(tmp_path / "others")})
     whole.save(tmp_path / "whole.json")
     assert start_row(tmp_path / "whole.json").wait() == 0
-    again = RunRecord.load(tmp_path / "others" / job.name)
+    (again,) = load_records(tmp_path / "others")
     assert (again.score, again.results["validation_loss"]) == (resumed.score, resumed.results["validation_loss"])
 
 
@@ -188,12 +187,6 @@ def test_the_whole_command(table_file, files, tmp_path, capsys):
     page.write_text(f"<!-- table: {table_file} paper -->\n<!-- end of table -->\n")
     run_command("table", "--write", page, "--records", tmp_path / "runs" / "records")
     assert "| relu < softmax |" in page.read_text()
-    record = next((tmp_path / "runs" / "records").glob("*-1.parquet"))
-    places = [f"data.{name}={json.dumps(pair)}" for name, pair in files.items()]
-    run_command("table", "--again", record, *places, "--output_dir", tmp_path / "again")
-    last = capsys.readouterr().out.splitlines()[-1]
-    score = f"{RunRecord.load(record).score:.2f}"
-    assert last.startswith(f"BLEU {score}; the record has {score}, its row ")
 
 
 def test_a_page_is_not_emptied(tmp_path, capsys):
@@ -226,15 +219,6 @@ def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
     assert "its data.train is another file of that name; give --records another folder" in line
 
 
-def test_a_record_is_not_compared_with_itself(files, tmp_path, capsys, monkeypatch):
-    first = save_record(files, tmp_path, "first-1")
-    monkeypatch.setattr("reluformers_research.commands.table.run_name", lambda recipe: "first-1")
-    gather(tmp_path, tmp_path / "gathered")
-    for record, records in ((first, tmp_path), (tmp_path / "gathered" / "first-1", tmp_path / "gathered")):
-        line = refusal_of(capsys, "table", "--again", record, "--records", records, "--output_dir", tmp_path / "runs")
-        assert "a run of its own would be taken for it; give --records another folder" in line
-
-
 def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
     content = yaml.safe_load(Path("research/recipes/reluformer/t2.yaml").read_text(encoding="utf-8"))
     content["settings"]["small"]["evaluate"] = {"tokenize": "intl"}
@@ -247,41 +231,14 @@ def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
     assert "was scored with {'tokenize': '13a'}, but {'tokenize': 'intl'} is asked for" in line
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({}, "BLEU 12.00; the record has 12.00, its row 12.00 to 12.00 with 1 seeds"),
-        ({"diverged": "nan"}, "no scores to compare: again-1 diverged (nan)"),
-    ],
-)
-@pytest.mark.parametrize("is_gathered", [False, True])
-def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch, fields, said, is_gathered):
-    """What is changed for the second run changes nothing of the first one's record."""
-    first = save_record(files, tmp_path / "first", "first-1")
-    if is_gathered:
-        gather(tmp_path / "first", tmp_path / "gathered")
-        first = tmp_path / "gathered" / "first-1"
-    monkeypatch.setattr("reluformers_research.commands.table.run_name", lambda recipe: "again-1")
-    monkeypatch.setattr(
-        "reluformers_research.commands.table.run_here",
-        lambda jobs, *_, **__: save_record(files, tmp_path / "again", jobs[0].name, **fields).exists(),
-    )
-    options = ["--records", tmp_path / "again", "--output_dir", tmp_path / "runs"]
-    places = [f"data.{split}={json.dumps(names)}" for split, names in files.items()]
-    run_command("table", "--again", first, "training.learning_rate=0.5", *places, *options)
-    assert capsys.readouterr().out == f"{said}\n"
-
-
-def save_record(files, folder, name, **fields) -> Path:
-    recipe = make_recipe(files)
-    evaluation = None if "diverged" in fields else Evaluation(
+def save_record(files, folder, name) -> None:
+    evaluation = Evaluation(
         task="translation",
         data=ScoredData(split="test", source="test", rows=8, unit="sentences", checksum="1"),
         scores={"bleu": Score(12.0), "chrf": Score(30.0)},
-    )  # fmt: skip
-    counts = {} if evaluation is None else {"bleu": np.ones((8, 10)), "chrf": np.ones((8, 18))}
-    RunRecord(name, public_sections(recipe), evaluation=evaluation, counts=counts, **fields).save(folder)
-    return folder / f"{name}.parquet"
+    )
+    counts = {"bleu": np.ones((8, 10)), "chrf": np.ones((8, 18))}
+    RunRecord(name, public_sections(make_recipe(files)), evaluation=evaluation, counts=counts).save(folder)
 
 
 def test_splits_that_are_named_by_default_are_recorded(files, tmp_path):
@@ -289,7 +246,9 @@ def test_splits_that_are_named_by_default_are_recorded(files, tmp_path):
     recipe = make_recipe(files)
     recipe.data = replace(recipe.data, path="acme/data", train=None, validation=None, test="test")
     assert _source(recipe, "train") == {"name": "acme/data", "split": "train"}
-    records = [RunRecord.load(save_record(files, tmp_path, f"run-{seed}")) for seed in (1, 2)]
+    for seed in (1, 2):
+        save_record(files, tmp_path, f"run-{seed}")
+    records = load_records(tmp_path)
     _check_same_data("row", [replace(record, data={"train": None}) for record in records])
 
 
@@ -304,7 +263,7 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
     monkeypatch.setattr("reluformers_research.row.task_named", lambda name: task)
     job.save(tmp_path / "job.json")
     run_job(tmp_path / "job.json")
-    record = RunRecord.load(tmp_path / "records" / job.name)
+    (record,) = load_records(tmp_path / "records")
     check_data(job, record)
     source = Path(files["train"]["source"])
     before = source.read_text()
@@ -323,7 +282,6 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
     [
         (),
         ("reluformer/t2", "model.heads=3"),
-        ("--again", "nowhere/RUN"),
         ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
         ("reluformer/t2", "--setting", "small"),
         ("reluformer/t2", "--setting", "small", f"data.test={__file__}", f"data.train={__file__}"),
