@@ -10,35 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reluformers import MultiHeadAttention, rectified_attention
-from reluformers_kernels import SPARSE_DISTRIBUTIONS, blockwise_attention, computation
+from reluformers_kernels import blockwise_attention, computation
 from reluformers_kernels.activations import PassOptions
-
-from .test_attention_matrix import COMPUTATIONS, compute_by
-
-
-@pytest.fixture(params=COMPUTATIONS)
-def computed_by(request, monkeypatch, threads) -> str:
-    """Blocks in PyTorch, or compiled code of each instruction set."""
-    threads(1)
-    compute_by(request.param, monkeypatch)
-    return request.param
-
-
-@pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
-@pytest.mark.parametrize("size", [0.0, 100.0])
-def test_sparse_rows_sum_to_1(activation, size, computed_by):
-    """Weights of a row add up, of uniform rows too, and of large scores."""
-    length = 97 if computed_by == "blocks" else 520
-    query, key, value = (torch.randn(2, 2, length, 16) for _ in range(3))
-    ones = torch.ones_like(value)
-    options = {"activation": activation, "is_causal": True, "key_padding_mask": torch.rand(2, length) > 0.3}
-    output, statistics = rectified_attention(query * size, key, ones, **options, return_stats=True)
-    is_seen = options["key_padding_mask"].cumsum(-1)[:, None] > 0
-    torch.testing.assert_close(output[..., 0], is_seen.expand(2, 2, -1).float(), atol=1e-4, rtol=0)
-    torch.testing.assert_close(statistics.row_sums, output[..., 0])
-    if size == 0:
-        counts = options["key_padding_mask"].cumsum(-1)[:, None].expand(2, 2, -1)
-        assert torch.equal(statistics.nonzeros.long(), counts)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -105,46 +78,10 @@ def test_scalars_may_be_tensors_of_any_shape(shape):
         torch.testing.assert_close(rectified_attention(*states, **scalars), expected)
 
 
-def test_dropout_of_shared_keys(computed_by):
-    """It is read off the output with the unit matrix for values, and its backward pass by linearity."""
-    query, key = torch.randn(2, 6, 40, 8), torch.randn(2, 2, 40, 8)
-    value = torch.eye(40).expand(2, 2, 40, 40).clone().requires_grad_()
-    plain = rectified_attention(query, key, value, is_causal=True)
-    output = rectified_attention(query, key, value, is_causal=True, dropout=0.3)
-    kept = (output / plain)[plain > 1e-3]
-    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 0.7))
-    assert abs((kept == 0).double().mean() - 0.3) < 0.04
-    direction = torch.randn_like(output)
-    (gradient,) = torch.autograd.grad(output, value, direction)
-    # output i = Σ_j w_ij v_j and the values are unit vectors: the output is w itself
-    torch.testing.assert_close(gradient, (output.mT @ direction).unflatten(1, (2, 3)).sum(2))
-
-
 @pytest.mark.parametrize("queries", [1, 3])
 def test_without_keys_the_output_is_zero(queries):
     query, key, value = (torch.randn(2, 3, length, 4) for length in (queries, 0, 0))
     assert (rectified_attention(query, key, value, length_exponent=1.0) == 0).all()
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
-    monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
-    query, key, value, gradient, change = (torch.randn(2, 3, 70, 4, dtype=torch.float64) for _ in range(5))
-    query.requires_grad_()
-    value.requires_grad_()
-    torch.manual_seed(3)
-    output = rectified_attention(query, key, value, dropout=0.4, is_causal=is_causal)
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    try:
-        output.backward(gradient)
-    finally:
-        torch.set_num_threads(torch.get_num_threads() - 1)
-    torch.manual_seed(3)
-    changed = rectified_attention(query, key, change, dropout=0.4, is_causal=is_causal)
-    # the output is linear in the values: ⟨g, A·v′⟩ = ⟨Aᵀ·g, v′⟩ for the same dropped weights A
-    torch.testing.assert_close((value.grad * change).sum(), (gradient * changed).sum())
-    # and of first degree in the queries, by Euler
-    torch.testing.assert_close((query.grad * query).sum(), (gradient * output).sum())
 
 
 def test_one_program_serves_all_lengths_without_a_break_in_its_graph():

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from builders.attention_calls import check_call, draw_call
-from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
-from reluformers.modeling.normalization import wide_dtype
-from reluformers_kernels import fused_attention as fused
+from builders.triton_inputs import compare, draw, draw_options, pass_options
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
 
@@ -32,79 +30,6 @@ def instruction_set(request, monkeypatch) -> str:
     """Each that was built and that this processor has."""
     monkeypatch.setattr(native, "instruction_set", lambda: request.param)
     return request.param
-
-
-@needs_code
-@pytest.mark.parametrize("activation", native.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-def test_statistics_and_their_gradients(activation, dtype, instruction_set):
-    states = draw(2, 2, 40, 37, 10, dtype)
-    # a logarithm's gradient is as inexact as a weight near 0
-    tolerance = max(1e-4, TOLERANCES[dtype])
-    options = draw_options(*states[:2], activation=activation)
-    row_sums = compare(states, tolerance=tolerance, passes=PASSES, **options)[1]
-    only = native.forward(*states[:3], pass_options(**{**options, "needed_statistics": "sums"}))
-    assert torch.equal(only[1], row_sums)
-    assert only[2:] == (None, None)
-
-
-def draw_kept(seed: int, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """D of a call, read off the output with the unit matrix for values, of which 64 columns fit at once."""
-    query, key, value, _ = states
-    parts = []
-    for begin in range(0, key.shape[2], 64):
-        value = torch.eye(key.shape[2])[:, begin : begin + 64].expand(*key.shape[:3], -1)
-        options = {"activation": "identity", "scale": 0.1}
-        whole = native.forward(query, key, value, pass_options(**options))[0]
-        options |= {"dropout": SHARE, "seed": torch.tensor(seed)}
-        parts.append(native.forward(query, key, value, pass_options(**options))[0] / whole)
-    return torch.cat(parts, -1)
-
-
-@needs_code
-def test_dropout_leaves_its_share(instruction_set):
-    states = draw(2, 2, 33, 140, 16)
-    kept, *others = (draw_kept(seed, states) for seed in (1, 2, 1 + 2**32))
-    is_kept = kept > 0
-    torch.testing.assert_close(kept[is_kept], torch.full_like(kept[is_kept], 1 / (1 - SHARE)))
-    assert abs(is_kept.double().mean() - (1 - SHARE)) < 0.015
-    for other in (*others, *(kept.roll(1, axis) for axis in range(4))):  # two fair draws agree in 58 %
-        assert abs((is_kept == (other > 0)).double().mean() - SHARE**2 - (1 - SHARE) ** 2) < 0.02
-
-
-@needs_code
-@pytest.mark.parametrize("causal_offset", [None, 3])
-def test_every_task_and_pass_drops_the_same(causal_offset, instruction_set, threads):
-    states = draw(1, 2, 300, 560, 16)
-    threads(1)
-    kept = (draw_kept(5, states) > 0) / (1 - SHARE)
-    threads(5)
-    options = {"dropout": SHARE, "seed": torch.tensor(5), "causal_offset": causal_offset, "scale": 0.3}
-    compare(states, kept, 1e-5, PASSES, activation="relu", **options)
-
-
-@needs_code
-def test_hidden_keys_are_never_read(instruction_set):
-    query, key, value, grad_output = draw(2, 1, 5, 40)
-    options = draw_options(query, key, activation="relu2")
-    hidden = ~options["key_padding_mask"][:, None, :, None]
-    expected = native.forward(query, key, value, pass_options(**options))
-    key, value = key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)
-    for part, right in zip(native.forward(query, key, value, pass_options(**options)), expected, strict=True):
-        assert torch.equal(part, right)
-    gradients = native.backward(grad_output, None, None, query, key, value, pass_options(**options))
-    assert all(part.isfinite().all() for part in gradients)
-    assert (gradients[1].masked_select(hidden) == 0).all()
-
-
-@needs_code
-def test_numbers_that_are_none_stay(instruction_set):
-    for dtype in native.DTYPES:
-        query, key, value, _ = (part.to(dtype) for part in draw(1, 1, 4, 4))
-        query[0, 0, 2, 0] = torch.nan
-        for activation in native.ACTIVATIONS:
-            output = native.forward(query, key, value, pass_options(activation=activation))[0]
-            assert output.isnan().all(-1).squeeze().tolist() == [False, False, True, False], activation
 
 
 @needs_code
@@ -129,22 +54,6 @@ def test_the_environment_chooses(monkeypatch):
     monkeypatch.setenv(native.VARIABLE, "sse9")
     with pytest.raises(ValueError, match=r"RELUFORMERS_NATIVE is 'sse9', but must be one of \['avx512_bf16', 'avx5"):
         native.instruction_set.__wrapped__()
-
-
-@needs_code
-@pytest.mark.parametrize("needed", ["all", "none"])
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-def test_fake_tensors_are_laid_out_like_the_true_ones(needed, dtype, instruction_set, threads):
-    threads(2)
-    query, key, value, grad_output = draw(2, 3, 5, 600, 8, dtype)  # of which several tasks share a head
-    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 600) < 0.8, torch.tensor(3))
-    options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
-    inputs = (query, key, value, "native", *options)
-    torch.library.opcheck(fused._operator, inputs, test_utils=("test_schema", "test_faketensor"))
-    sums = torch.rand(2, 3, 5, dtype=wide_dtype(query.dtype)) if needed == "all" else None
-    torch.library.opcheck(
-        fused._backward_operator, (grad_output, sums, None, *inputs), test_utils=("test_schema", "test_faketensor")
-    )
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

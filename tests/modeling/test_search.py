@@ -14,6 +14,7 @@ from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from builders.models import all_presets, build_model
 from builders.searches import END, VOCABULARY, draw_sources, trained_like
 from reluformers import ReLUFormerForConditionalGeneration
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import decoder
@@ -75,6 +76,34 @@ def test_options_mean_the_same(options, beams):
         pytest.skip("has no meaning in greedy search")
     for seed in range(3):
         check_same(model, draw_sources(seed=seed), **{"num_beams": beams, "max_new_tokens": 14, **options})
+
+
+def test_of_equal_scores_the_first_is_taken():
+    model = trained_like("relu")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.copy_(torch.arange(VOCABULARY).eq(END) * -9.0)
+        model.lm_head.bias[[30, 17, 5, 9]] = 1.0
+    tokens = check_same(model, draw_sources(), max_new_tokens=1)
+    assert (tokens[:, 1] == 5).all()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_cached_prefix_is_heard(beams):
+    """Of other tokens than the prompt says, so that the cache alone knows them."""
+    model, batch = trained_like("reluformer"), draw_sources(4)
+    with torch.no_grad():
+        prefix = model(**batch, decoder_input_ids=torch.full((4, 3), 9), use_cache=True)[CACHE_NAME]
+    prefix.batch_repeat_interleave(beams)
+    options = {"num_beams": beams, "max_new_tokens": 6, "eos_token_id": None}
+    options["decoder_input_ids"] = torch.tensor([[1, 5, 6, 7]] * 4)
+    stock = GenerationMixin._beam_search if beams > 1 else GenerationMixin._sample
+    found, wanted = (
+        model.generate(**batch, **options, **{CACHE_NAME: copy.deepcopy(prefix)}, custom_generate=way)
+        for way in (None, stock)
+    )
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, model.generate(**batch, **options))
 
 
 def test_the_penalty_of_the_papers_is_heard():

@@ -23,7 +23,12 @@ def test_kernels_in_the_interpreter(tmp_path):
     """Nothing but the files of checks, whose tests name what fails."""
     checks = [
         Path(__file__).with_name(name)
-        for name in ("triton_checks.py", "triton_norm_checks.py", "test_attention_matrix.py")
+        for name in (
+            "triton_checks.py",
+            "triton_norm_checks.py",
+            "test_attention_matrix.py",
+            "test_every_computation.py",
+        )
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short", "-k", "not test_module"]

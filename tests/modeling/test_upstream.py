@@ -10,7 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from builders.models import KINDS, all_families, all_family_models, build_model, draw_images, draw_pairs
 from reluformers.modeling import generation_check
 from reluformers.modeling.generation_check import find_generation_fault
-from reluformers.modeling.modeling_seq2seq import CACHE_NAME
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME, one_cache
 
 # of stock models that ours are not, of other versions, and of nobody
 UNKNOWN = ("is_causal", "head_mask", "cross_attn_head_mask", "bool_masked_pos", "typo")
@@ -61,6 +61,9 @@ def test_a_cache_has_one_name_in_a_call():
         torch.testing.assert_close(first, second, rtol=0, atol=0)
         of_both = module(**inputs, past_key_values=empty_cache(), cache=empty_cache())[0]
         torch.testing.assert_close(of_both, first, rtol=0, atol=0)
+    module, inputs = parts["head"]
+    filled, empty = module(**inputs, use_cache=True)[CACHE_NAME], empty_cache()
+    assert one_cache(filled, empty) is one_cache(empty, filled) is one_cache(None, filled) is filled
 
 
 @pytest.fixture
@@ -186,7 +189,7 @@ def test_checkpointed_gradients_beside_a_cache_are_right_or_refused(preset, reen
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-@pytest.mark.parametrize("new", [1, 2, 5])
+@pytest.mark.parametrize("new", [1, 3, 5])  # before 3 transformers puts the first token, and the cache holds 4
 def test_generation_goes_on_from_a_cache_or_refuses(new, beams):
     model, batch = build_model("reluformer"), draw_pairs()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
