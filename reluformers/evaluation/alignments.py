@@ -112,11 +112,10 @@ def word_alignments(
 
 
 def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignments]:
-    weights = batch.weights.float().clamp_min(0).cpu()
+    weights = torch.stack([rows.weights for rows in batch.seen.attention["cross"]], 1).clamp_min(0).cpu()
     weights = torch.cat([weights, weights.mean(2, keepdim=True)], 2)
     aligned = []
-    for row, texts in enumerate(batch.texts):
-        tokens = batch.source_tokens[row], batch.target_tokens[row]
+    for row, (texts, tokens) in enumerate(zip(batch.texts, batch.tokens, strict=True)):
         source, target = (split_text(*side) for side in zip(tokenizers, texts, tokens, strict=True))
         normal = weights[row, :, :, : len(tokens[1]), : len(tokens[0])]
         shifted = functional.pad(normal[:, :, 1:], (0, 0, 0, 1))

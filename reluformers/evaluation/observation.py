@@ -24,6 +24,7 @@ _FIELDS = {
     "decoder": ("decoder_attentions",),
     "cross": ("cross_attentions",),
 }
+_TEXT_SITES = ("encoder", "decoder", "cross")
 _INPUTS = ("pixel_values", "input_ids", "attention_mask", "labels")
 
 Batch = Mapping[str, Tensor]
@@ -92,11 +93,12 @@ class Observed:
 
 
 @contextmanager
-def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
+def observing(model: PreTrainedModel, sites: Sequence[str] = _TEXT_SITES) -> Iterator[Callable[[Batch], Observed]]:
     """Put the model in evaluation mode, with the attention that returns weights, and back.
 
     Args:
         model: an encoder–decoder or a vision model.
+        sites: of an encoder–decoder, those that are looked at.
 
     Yields:
         Function that runs one batch: a dict with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 =
@@ -112,7 +114,7 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
             hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))
             stack.callback(hook.remove)
         stack.enter_context(torch.inference_mode())
-        yield partial(_observe, model, pooled)
+        yield partial(_observe, model, sites, pooled)
 
 
 def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -127,7 +129,7 @@ def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
     return sites
 
 
-def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
+def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
     """Run one batch."""
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
     options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
@@ -149,7 +151,7 @@ def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Bat
             "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
             "cross": target.unsqueeze(2) & source.unsqueeze(1),
         }
-        layers = {site: layer_weights(model, outputs, site) for site in visible}
+        layers = {site: layer_weights(model, outputs, site) for site in sites}
     attention = {
         site: [Rows.of(weights, visible[site], real[site]) for weights in matrices]
         for site, matrices in layers.items()

@@ -56,15 +56,12 @@ def score_pairs(
 
 
 def _score_batch(batch: ForcedBatch) -> list[PairScore]:
-    device = batch.weights.device
-    lengths = torch.tensor([len(row) for row in batch.source_tokens], device=device)
-    is_padding = torch.arange(batch.weights.shape[-1], device=device) >= lengths.unsqueeze(1)
-    is_target = batch.labels != IGNORED_LABEL
-    steps = is_target.sum(-1)
+    labels, layers = batch.seen.inputs["labels"], batch.seen.attention["cross"]
+    is_target = labels != IGNORED_LABEL
     # [batch, target_len], over layers and heads
-    null_rates = ((batch.weights == 0) | is_padding[:, None, None, None]).all(-1).float().mean((1, 2))
-    losses = functional.cross_entropy(batch.logits.float().transpose(1, 2), batch.labels, reduction="none")
-    means = ((values * is_target).sum(-1) / steps for values in (null_rates, losses))
+    null_rates = torch.stack([rows.null for rows in layers], 1).float().mean((1, 2))
+    losses = functional.cross_entropy(batch.seen.logits.float().transpose(1, 2), labels, reduction="none")
+    means = ((values * is_target).sum(-1) / is_target.sum(-1) for values in (null_rates, losses))
     return list(map(PairScore, *(mean.tolist() for mean in means)))
 
 
