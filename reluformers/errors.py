@@ -8,10 +8,12 @@ import select
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-FAULTS = (ValueError, ArithmeticError, OSError, RuntimeError, ImportError)  # of data, settings and the machine
+# of data, settings and the machine
+FAULTS = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, RuntimeError, ImportError)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143

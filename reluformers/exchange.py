@@ -24,7 +24,6 @@ from .modeling.attention_interface import InterfaceAttention
 from .modeling.modeling_exchanged import (
     IMPLEMENTATION,
     SUBMODULE,
-    ExchangedModel,
     attach,
     calls_interface,
     exchanged_class,
@@ -57,8 +56,6 @@ def exchange_attention(
     Raises:
         ValueError: the model cannot take the attention, is exchanged already, or a pattern fits no attention module.
     """
-    if isinstance(model, ExchangedModel):
-        raise ValueError("the attention of this model is exchanged already: call restore_attention first")
     if not isinstance(model, PreTrainedModel) or getattr(transformers, type(model).__name__, None) is not type(model):
         raise ValueError(f"the model is a {type(model).__name__}, but must be of a class of transformers itself")
     config = AttentionConfig.parse(attention)
@@ -97,13 +94,7 @@ def exchange_attention(
 
 
 def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """Take an exchanged attention off again: the model computes to the bit what it did before.
-
-    Raises:
-        ValueError: nothing was exchanged.
-    """
-    if not isinstance(model, ExchangedModel):
-        raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
+    """Take an exchanged attention off again: the model computes to the bit what it did before."""
     model.__class__ = model.base_class
     _detach(model)
     before = getattr(model, "attention_before", None)
@@ -117,19 +108,17 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     """Save the parameters of an exchanged attention alone, beside the name of the model that they belong to."""
-    if not isinstance(model, ExchangedModel):
-        raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: part.contiguous() for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
-    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     exchanged = {name: model.config.exchanged[name] for name in ("attention", "modules")}
     text = {
         "base_model": getattr(model, "base_name", model.name_or_path),
         "base_class": model.base_class.__name__,
         **exchanged,
+        "sites": _sites(model),
     }
-    text["sites"] = _sites(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     (folder / ADAPTER_CONFIG).write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
 

@@ -40,36 +40,6 @@ from .modeling.modeling_vision import (
     VisionTransformerModel,
 )
 
-__all__ = [
-    "QKNormConfig",
-    "QKNormForConditionalGeneration",
-    "QKNormModel",
-    "QKNormViTConfig",
-    "QKNormViTForImageClassification",
-    "QKNormViTModel",
-    "ReLAConfig",
-    "ReLAForConditionalGeneration",
-    "ReLAModel",
-    "ReLAViTConfig",
-    "ReLAViTForImageClassification",
-    "ReLAViTModel",
-    "ReLUFormerConfig",
-    "ReLUFormerForConditionalGeneration",
-    "ReLUFormerModel",
-    "ReLUFormerViTConfig",
-    "ReLUFormerViTForImageClassification",
-    "ReLUFormerViTModel",
-    "ReLUViTConfig",
-    "ReLUViTForImageClassification",
-    "ReLUViTModel",
-    "Seq2SeqTransformerConfig",
-    "Seq2SeqTransformerForConditionalGeneration",
-    "Seq2SeqTransformerModel",
-    "VisionTransformerConfig",
-    "VisionTransformerForImageClassification",
-    "VisionTransformerModel",
-]
-
 # configuration → auto class → model
 FAMILIES = {
     Seq2SeqTransformerConfig: {
@@ -91,6 +61,8 @@ FAMILIES = {
     ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
     QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
 }
+# what `reluformers` has of here
+__all__ = sorted(owner.__name__ for family, models in FAMILIES.items() for owner in (family, *models.values()))
 
 
 def config_class_of(model_type: str | None) -> type[PreTrainedConfig] | None:

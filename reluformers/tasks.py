@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
+from .data.checked_fields import check_name
 from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
@@ -111,8 +112,7 @@ TASKS = {
 
 def task_named(name: Any) -> Task:
     """The task of that name; a `ValueError` where there is none."""
-    if name not in list(TASKS):
-        raise ValueError(f"task is {name!r}, but must be one of {', '.join(TASKS)}")
+    check_name(name, TASKS, "task")
     return TASKS[name]
 
 

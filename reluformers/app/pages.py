@@ -334,8 +334,6 @@ def build_app(
     models = {f"{display_name(name)}, {preset_name(model.config)}": model}
     if compare:
         twin = load_model(compare)
-        if type(twin) is not type(model):
-            raise ValueError(f"{compare}: of another kind than {name}, so they cannot be compared")
         models[f"{display_name(compare)}, {preset_name(twin.config)}"] = twin
     build = translation_app if isinstance(model, Translator) else classification_app
     if examples is None:

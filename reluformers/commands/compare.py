@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves."""
     if options.curves:
         check_picture_path(options.curves)
-    logs = {folder: read_json(folder / LOG_FILE, list) for folder in options.runs}
+    logs = {folder: read_json(folder / LOG_FILE) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]

@@ -63,7 +63,7 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
         scored = Evaluation.load(evaluation)
     else:
         scored = _scored_in_training(task_of_model_type(config.model_type), recipe, results)
-    log = read_json(folder / LOG_FILE, list) if (folder / LOG_FILE).is_file() else []
+    log = read_json(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
     return FinishedRun(config, recipe, log, results, scored)
 
 

@@ -132,7 +132,7 @@ def _copy_record(source: Path, target: Path) -> None:
     """Copy what a run says of itself, with names instead of paths."""
     text = source.read_text(encoding="utf-8")
     is_yaml = source.suffix == ".yaml"
-    content = yaml.safe_load(text) if is_yaml else read_json(source, object)
+    content = yaml.safe_load(text) if is_yaml else read_json(source)
     reduced = _without_paths(content)
     if reduced != content and is_yaml:
         text = yaml.safe_dump(reduced, sort_keys=False, allow_unicode=True)

@@ -362,9 +362,7 @@ REFUSED = {
     "reluformers_exchanged": lambda: register_attention("reluformers_exchanged", "relu-vit"),
     "output_gate": lambda: exchange_attention(build("llama", "eager"), {"preset": "relu", "output_gate": "sigmoid"}),
     "relaformer": lambda: exchange_attention(build("llama", "eager"), "relaformer"),
-    "LlamaForCausalLM is not exchanged": lambda: save_adapter(build("llama", "eager"), "nowhere"),
-    "already": lambda: exchange_attention(exchange_attention(build("llama", "eager"), "relu-vit"), "relu-vit"),
-    "not exchanged": lambda: restore_attention(build("llama", "eager")),
+    "of transformers": lambda: exchange_attention(exchange_attention(build("llama", "eager"), "relu-vit"), "relu-vit"),
     "batch": lambda: fit_attention(exchange_attention(build("llama", "eager"), "qknorm"), []),
 }
 

@@ -151,7 +151,6 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
         ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *translations()]), "row 1: .*'en'"),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', "line 4"),
         ("x.jsonl", jsonl(FLAT) + '{"de": "ü", "en": "u"}'.encode("latin-1"), "line 4"),
-        ("x.jsonl.gz", None, ""),
         ("x.csv", CSV + b"\xfc,u\n", "line 5"),
         ("x.csv", b"en,de\na,b\na,b,c\n", "line 3"),
         ("x.csv", b'en,de\na,"b\n', "line 2"),
@@ -162,9 +161,7 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
     ],
 )
 def test_faults_of_files_are_refused_by_file_and_line(tmp_path, name, content, place):
-    path = write(tmp_path / name, content or jsonl(translations()) * 99)
-    if content is None:  # an archive that is cut short
-        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:50])
+    path = write(tmp_path / name, content)
     assert re.search(f"{re.escape(name)}.*{place}", fault(path))
 
 
