@@ -16,13 +16,7 @@ import transformers
 from demo import train_model
 from demo.corpus import build_corpus
 from demo.digits import classify_in_clean_process, first_digit, write_digits
-from demo.translation import (
-    count_right,
-    first_of_each_kind,
-    translate_in_clean_process,
-    translate_rows,
-    write_corpus,
-)
+from demo.translation import first_of_each_kind, translate_in_clean_process, translate_rows, write_corpus
 from reluformers.errors import run_main
 from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.translation import TranslationRecipe, train_translation
@@ -61,11 +55,8 @@ def train_translator(folder: Path) -> None:
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
     print(f"after {minutes:.1f} minutes; saved in {shown(folder)}")
     translations = translate_rows(folder, corpus.held_out)
-    for group, counts in count_right(corpus.held_out, translations).items():
-        unit = ", in characters" if group == "length" else ""
-        print(f"\nRight to the letter, by {group}{unit}:")
-        for name, right in counts.items():
-            print(f"  {name + ':':15} {right}")
+    right = sum(row.target == translation for row, translation in zip(corpus.held_out, translations, strict=True))
+    print(f"Right to the letter: {right} of {len(translations)} lines")
     print("\nTen held-out lines:")
     for row, translation in first_of_each_kind(corpus.held_out, translations, 10):
         verdict = "" if translation == row.target else f"   (reference: {row.target})"

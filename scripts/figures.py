@@ -1,4 +1,4 @@
-"""Draw the figures of docs/exact-zeros.md from the models of models/.
+"""Draw the figures of docs/exact-zeros.md that follow from the models of models/.
 
 Example:
     python scripts/figures.py docs/figures
@@ -15,7 +15,6 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -24,7 +23,7 @@ import reluformers  # noqa: F401  # registers the classes, so that no code of a 
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 SENTENCE = "I don't know where he lives."
-AMBER, BLUE, GREEN = "#f5a623", "#3465a4", "#4e9a06"
+AMBER, BLUE = "#f5a623", "#3465a4"
 # letters stay text, which a reader can search for; the same model gives the same file
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "reluformers", "font.size": 9, "font.family": "sans-serif"}
 
@@ -96,49 +95,15 @@ def draw_row_sums() -> Figure:
     return figure
 
 
-def draw_modules() -> Figure:
-    """Draw the parts of a translation model, and what happens in one of its sites."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
-    axes.set(xlim=(0, 15), ylim=(-0.3, 9.4))
-    axes.axis("off")
-    columns = {
-        2: ["source tokens", "embeddings", "encoder attention", "feed-forward"],
-        6.5: ["target tokens", "embeddings", "decoder attention", "cross-attention", "feed-forward", "output layer"],
-        12: ["queries q, keys k", "scores z", "weights s", "Σ s·v", "norm and gate", "output projection"],
-    }
-    for x, names in columns.items():
-        for number, name in enumerate(names):
-            color = BLUE if "attention" in name else "#444444"
-            box = FancyBboxPatch((x - 1.6, 1.5 * number), 3.2, 0.8, boxstyle="round,pad=0.1", fc="white", ec=color)
-            axes.add_patch(box)
-            axes.text(x, 1.5 * number + 0.4, name, ha="center", va="center", color=color)
-            if number:
-                _draw_arrow(axes, (x, 1.5 * number - 0.6), (x, 1.5 * number - 0.1))
-    _draw_arrow(axes, (3.75, 4.9), (4.75, 4.9))
-    axes.text(4.25, 5.2, "k, v", ha="center", fontsize=8)
-    axes.text(12.1, 3.75 - 0.97, "  φ", fontsize=9)
-    axes.text(13.8, 3.45, "row\nstatistics", fontsize=8, va="center", color=GREEN)
-    axes.text(9.2, 4.1, "inside\na site ►", ha="center", va="center", color=BLUE)
-    axes.text(
-        0.1, 9.1, "blue: the three sites. The parts between embeddings and output repeat in each layer.", color=BLUE
-    )
-    return figure
-
-
 def _draw_weights(axes: Axes, weights: np.ndarray) -> None:
     shown = np.where(weights > 0, weights, np.nan) ** 0.5  # the root lets small weights be seen
     axes.imshow(shown, cmap="Blues", vmin=-0.25 * np.nanmax(shown), interpolation="none")
-
-
-def _draw_arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#555555"})
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "exact_zeros": draw_exact_zeros,
     "null_rows": draw_null_rows,
     "row_sums": draw_row_sums,
-    "modules": draw_modules,
 }
 
 

@@ -12,12 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
 from reluformers.publish.card import CARD_FILE
 from reluformers.publish.push import push_to_hub, snippet
-from reluformers.publish.space import add_to_collection, push_space
+from reluformers.publish.space import push_space
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
@@ -32,17 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask before uploading")
     parser.add_argument("--revision", help="tag of the release; without it, README.md's or the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="also push a demo, as the Space ORG/NAME-demo")
-    parser.add_argument(
-        "--static_space",
-        action="store_true",
-        help="also push a page that computes in the browser, as the Space ORG/NAME-page",
-    )
-    parser.add_argument("--collection", metavar="TITLE|SLUG", help="add the model to this collection, old or new")
-    parser.add_argument(
-        "--trust_code",
-        action="store_true",
-        help="run and push code in FOLDER that this library would not write",
-    )
+    parser.add_argument("--trust_code", action="store_true", help="run and push code that the library would not write")
     add_card_arguments(parser.add_argument_group("options of the card, if FOLDER has none"))
 
 
@@ -63,7 +52,6 @@ def run(options: argparse.Namespace) -> None:
     disable_progress_bars()
     logging.set_verbosity_error()
     check_model(options.folder)
-    has_space = options.space or options.static_space
     card = card_options(options)
     unused = card.keys() - {"base_model", "held_out"}
     if unused and Path(options.folder, CARD_FILE).is_file():
@@ -76,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         trust_code=options.trust_code,
         report=print,
         confirm=lambda line: ask(line, options.yes),
-        space=f"{options.repo_id}-{'demo' if options.space else 'page'}" if has_space else None,
+        space=f"{options.repo_id}-demo" if options.space else None,
         **card,
     )
     visible = "private" if release.private else "public"
@@ -84,12 +72,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{release.url}: {release.revision} {done} ({visible}, commit {release.commit})")
     if release.private and not options.private:
         print(f"it stays private as it was; to show it: hf repos settings {options.repo_id} --public")
-    of_space = {"licence": release.licence, "private": release.private}
     if options.space:
-        print(f"{push_space(options.repo_id, release.revision, **of_space)}: the demo")
-    if options.static_space:
-        print(f"{push_space(options.repo_id, release.revision, page_of=options.folder, **of_space)}: the page")
-    if options.collection:
-        url = add_to_collection(HfApi(), options.collection, options.repo_id, private=release.private)
-        print(f"{url}: the collection")
+        url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
+        print(f"{url}: the demo")
     print(f"\n{snippet(release, options.repo_id, options.folder)}")

@@ -24,8 +24,6 @@ from .onnx_folder import export_onnx
 
 SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
-# in the metadata of README.md: this library made the Space and may write it anew
-MARK = "reluformers-page"
 _SETTINGS = ("preprocessor_config.json", "generation_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # of an exported folder, what the page reads beside graphs and images; nothing else becomes public
@@ -85,8 +83,6 @@ def export_page(
     *,
     precision: str = "int8",
     bundle: str | Path | bool = False,
-    repo_id: str | None = None,
-    licence: str = "apache-2.0",
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a page that shows some models.
@@ -97,8 +93,6 @@ def export_page(
         precision: of the graphs.
         bundle: whether the runtime lies in the folder too, where otherwise the browser fetches it from a content
             delivery network; the path of a `node_modules` to take it from, or True for the npm registry.
-        repo_id: ORG/NAME of the model, for the metadata of a Space.
-        licence: of that Space, by its id on the Hub.
         overwrite: replace the folder if it exists.
 
     Returns:
@@ -113,8 +107,6 @@ def export_page(
         for path in SITE.iterdir():
             shutil.copyfile(path, unfinished / path.name)
         entries = [_add_model(model, unfinished, precision) for model in models]
-        if repo_id and len(entries) == 1:
-            entries[0]["title"] = repo_id.rpartition("/")[2]
         runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
         if bundle:
             _bundle(None if bundle is True else Path(bundle), unfinished / "runtime")
@@ -128,14 +120,8 @@ def export_page(
         write_json(unfinished / "page.json", page)
         title = f"{entries[0]['title']} in your browser" if len(entries) == 1 else "reluformers in your browser"
         _fill(unfinished / "index.html", title=escape(title), origin="" if bundle else CDN)
-        names = [entry["title"] for entry in entries]
-        _fill(
-            unfinished / "README.md",
-            title=json.dumps(title),
-            licence=licence,
-            models=f"models:\n  - {repo_id}\n" if repo_id else "",
-            names=", ".join(names),
-        )
+        names = ", ".join(entry["title"] for entry in entries)
+        _fill(unfinished / "README.md", title=json.dumps(title), names=names)
         _write_worker(unfinished, [] if bundle else list(runtime.values()))
     return page
 

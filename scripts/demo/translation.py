@@ -1,10 +1,8 @@
 """The translation demo from corpus to answer: each step is the library's own, as in any other training run."""
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from demo.corpus import KINDS, DemoCorpus, Row
 from reluformers.files import atomic_directory
@@ -22,18 +20,6 @@ language: [en, de]
 English and German names of countries, languages, currencies and cities, dates, times and amounts, as translators
 entered them in CLDR, composed by `make demo` into lines by way of Babel; no running text.
 """
-# characters of the longest line of each class of lengths but the last
-LENGTHS = (20, 40, 60, 80, 120)
-
-
-class Right(NamedTuple):
-    """How many of how many rows are right."""
-
-    right: int
-    rows: int
-
-    def __str__(self) -> str:
-        return f"{self.right:3} of {self.rows:3} ({self.right / self.rows:.0%})"
 
 
 def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
@@ -62,21 +48,6 @@ def first_of_each_kind(
     """The first row of each kind with its translation, in the order of `KINDS`, at most `count`."""
     first = {row.kind: (row, text) for row, text in reversed(list(zip(rows, translations, strict=True)))}
     return [first[kind] for kind in KINDS if kind in first][:count]
-
-
-def count_right(rows: Sequence[Row], translations: Sequence[str]) -> dict[str, dict[str, Right]]:
-    """How many translations are the reference to the letter: by kind, in the order of `KINDS`, and by source length.
-
-    Groups without rows are left out.
-    """
-    by_length = [f"up to {most}" for most in LENGTHS] + [f"over {LENGTHS[-1]}"]
-    groups = {"kind": dict.fromkeys(KINDS, Right(0, 0)), "length": dict.fromkeys(by_length, Right(0, 0))}
-    for row, translation in zip(rows, translations, strict=True):
-        names = {"kind": row.kind, "length": by_length[bisect_left(LENGTHS, len(row.source))]}
-        for group, name in names.items():
-            right, total = groups[group][name]
-            groups[group][name] = Right(right + (translation == row.target), total + 1)
-    return {group: {name: right for name, right in counts.items() if right.rows} for group, counts in groups.items()}
 
 
 def translate_in_clean_process(folder: Path, text: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ def exported(folder: Path, **fields) -> Path:
 
 
 def test_a_page_has_one_precision_and_pinned_code(tmp_path):
-    page = export_page([exported(tmp_path / "onnx")], tmp_path / "page", repo_id="acme/tiny")
+    page = export_page([exported(tmp_path / "onnx")], tmp_path / "page")
     names = {
         path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()
     }
@@ -46,7 +46,6 @@ def test_a_page_has_one_precision_and_pinned_code(tmp_path):
         name for name, _ in json.loads(worker.split("FILES = ")[1].split(";\n")[0]) if "https:" not in name
     } - {"./"}
     assert CDN in (tmp_path / "page" / "index.html").read_text()
-    assert "models:\n  - acme/tiny\n" in (tmp_path / "page" / "README.md").read_text()
     assert not any("{{" in (tmp_path / "page" / name).read_text() for name in ("index.html", "README.md", "worker.js"))
 
 

@@ -1,4 +1,4 @@
-"""What a push makes by itself: the card, the link to the Space, the collection."""
+"""What a push makes by itself: the card, and what stays out of a release."""
 
 import io
 import json

@@ -3,7 +3,6 @@
 import pytest
 
 from builders.hub_folders import REPO, client
-from builders.saved_models import save_classifier
 from reluformers.app import FILES
 from reluformers.publish.space import push_space
 
@@ -34,18 +33,3 @@ def test_a_space_of_somebody_is_not_overwritten(hub, card):
         push_space(REPO, "v1", api=api)
     repo = hub.repos["spaces", f"{REPO}-demo"]
     assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
-
-
-@pytest.mark.slow
-def test_a_page_is_a_static_space(hub, tmp_path):
-    folder, api = save_classifier(tmp_path / "tiny"), client(hub)
-    url = push_space(REPO, "v3", page_of=folder, licence="mit", api=api)
-    repo = hub.repos["spaces", f"{REPO}-page"]
-    files = repo.commits[repo.branches["main"]]
-    assert url == f"{hub.endpoint}/spaces/{REPO}-page"
-    card = files["README.md"].decode()
-    assert "sdk: static" in card
-    assert f"models:\n  - {REPO}\n" in card
-    assert {"index.html", "page.js", "worker.js", "models/tiny/onnx/model_quantized.onnx"} <= set(files)
-    assert not repo.private
-    push_space(REPO, "v3", page_of=folder, licence="mit", api=api)
