@@ -1,7 +1,9 @@
 """What the documents show of the code is in the code."""
 
 import ast
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 import shutil
@@ -46,6 +48,18 @@ def test_code_of_a_page_runs(name, tmp_path, monkeypatch):
     for code in python_in(ROOT / name):
         exec(code, names)
     assert names
+
+
+def test_a_page_shows_what_its_code_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, names = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8"), {}
+    pieces = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert len(pieces) == 3
+    for code, said in pieces:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == said
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
@@ -123,7 +137,7 @@ def test_commands_are_understood(capsys):
             options = build_parser(words[0])[0].parse_intermixed_args(words[1:])
         except SystemExit:
             pytest.fail(f"{path.name}: {' '.join(words)}: {capsys.readouterr().err}")
-        if words[0] == "table" and options.table and not options.again:
+        if words[0] == "table" and options.table:
             take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds")
             table = Table.load(options.table)
             assert table.rows_of(options.setting, options.rows), path

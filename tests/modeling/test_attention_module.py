@@ -1,6 +1,7 @@
 """`MultiHeadAttention` beside the matrix: caches, own values, fields, learned scalars, dropout, autocast, masks."""
 
 import dataclasses
+import math
 from unittest import mock
 
 import pytest
@@ -40,6 +41,19 @@ def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
     found = module(draw().to(dtype), attention_mask=mask, attn_implementation="fused")[0]
     assert not found[:, 0].any()
     assert found[:, 1:].any()
+
+
+def test_parameters_start_as_the_released_code_does():
+    for length, printed in ((72, 12.320), (75, 12.438), (79, 12.589)):
+        module = MultiHeadAttention(4, 2, {"preset": "qknorm", "scale_length": length})
+        assert module.scale.tolist() == [pytest.approx(printed, abs=5e-4)]  # one for all heads
+    bound = math.sqrt(3 / 300)
+    norms = {name: MultiHeadAttention(300, 3, name).output_norm for name in ("rela", "rela-i", "rela-g")}
+    assert torch.equal(norms["rela"].weight, torch.ones(300))
+    assert torch.equal(norms["rela-g"].weight, torch.ones(300))
+    for drawn in (norms["rela-i"].weight, norms["rela-g"].gate):
+        assert drawn.abs().max() <= bound
+        assert drawn.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
 
 
 def test_dropout_leaves_the_returned_weights_alone():

@@ -1,6 +1,5 @@
 """The feed-forward network: activations, memory and gated forms against their naive forms."""
 
-import math
 from types import SimpleNamespace
 from typing import get_args
 
@@ -64,23 +63,6 @@ def test_gated_forms_have_two_thirds_of_the_width():
         is_gated = activation in reference.GATES
         assert module.fc1.out_features == (171 if is_gated else 256)  # 256 · 2/3 = 170.7
         assert ("fc_linear.weight" in module.state_dict()) == is_gated
-
-
-def test_gated_form_by_hand():
-    # x = 2, W1 = (1, −1), V = (3, −4), W2 = (1, 1): reglu relu(2)·6 − relu(−2)·8 = 12, glu σ(2)·6 − σ(−2)·8
-    for activation, expected in (
-        ("reglu", 12.0),
-        ("drelu", 12.0),
-        ("bilinear", 2 * 6 + 2 * 8),
-        ("glu", 6 / (1 + math.exp(-2)) - 8 / (1 + math.exp(2))),
-        ("swiglu", 2 * 6 / (1 + math.exp(-2)) + 2 * 8 / (1 + math.exp(2))),
-    ):
-        module = feed_forward(1, 3, activation, ffn_bias=False).double()
-        with torch.no_grad():
-            module.fc1.weight.copy_(torch.tensor([[1.0], [-1.0]]))
-            module.fc_linear.weight.copy_(torch.tensor([[3.0], [-4.0]]))
-            module.fc2.weight.copy_(torch.tensor([[1.0, 1.0]]))
-        assert module(torch.tensor([[2.0]], dtype=torch.float64)).item() == pytest.approx(expected), activation
 
 
 @pytest.mark.parametrize(

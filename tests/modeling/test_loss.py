@@ -55,19 +55,6 @@ def test_masks_of_four_dimensions_are_taken(output_null_rate):
     assert model(**batch, output_null_rate=output_null_rate).regularization_loss > 0
 
 
-def test_accumulated_parts_of_equal_make_up_add_to_the_whole():
-    """With one sentence twice, two batches of one must give loss and gradients of one batch of two."""
-    one = draw_pairs((6,), (5,))
-    two = {key: value.repeat(2, 1) for key, value in one.items()}
-    gradients = []
-    for parts in ([two], [one, one]):
-        model = build_model("reluformer", **STILL).train()
-        loss = sum(model(**part, num_items_in_batch=torch.tensor(10)).loss for part in parts)
-        loss.backward()
-        gradients.append((loss, [parameter.grad for parameter in model.parameters()]))
-    torch.testing.assert_close(gradients[0], gradients[1])
-
-
 def test_parts_of_unequal_length_weigh_by_their_tokens():
     long, short = draw_pairs((6,), (6,)), draw_pairs((6,), (2,))
     model = build_model("softmax", **STILL, label_smoothing=0.0).train()

@@ -131,20 +131,6 @@ def test_other_image_sizes_get_positions_between(kind, pooling):
         model(bigger, interpolate_pos_encoding=False)
 
 
-def test_the_divisor_follows_the_image_size():
-    # equal scores everywhere: every weight is relu(z)/L, so that a row sums to relu(z) whatever L is
-    model = build_model("relu-vit", "vision")
-    layer = model.vit.layers[0].self_attn
-    with torch.no_grad():
-        for projection in (layer.q_proj, layer.k_proj):
-            projection.weight.zero_()
-            projection.bias.fill_(1.0)
-    for height, width, patches in ((8, 12, 6), (16, 24, 24), (4, 4, 1)):
-        weights = model(draw_images(height=height, width=width)["pixel_values"], output_attentions=True).attentions[0]
-        assert weights.shape[-1] == patches
-        torch.testing.assert_close(weights, torch.full_like(weights, math.sqrt(8) / patches))
-
-
 def test_initialisation_is_that_of_big_vision():
     fields = {"hidden_size": 128, "intermediate_size": 384, "image_size": 64, "patch_size": 8, "num_labels": 7}
     fields |= {"representation_size": 300, "head_bias_init": -10.0, "hidden_act": "swiglu"}  # 384 · 2/3 = 256
