@@ -52,15 +52,9 @@ BROKEN = {
     "no text": lambda data: b"\xff\xfe" + data,
     "a header without an end": lambda data: b"\xff" * 8 + data[8:],
 }
-READ_BY_TRANSFORMERS = (
-    "quantization_config",
-    "dtype",
-    "auto_map",
-    "architectures",
-    "attn_implementation",
-    "num_labels",
-)
-JUNK = (-1, 10**400, math.nan, "\ud800", [None], {"quant_method": "gptq", "bits": "x"})
+FIELDS = ("model_type", "attention", "dtype", "auto_map", "architectures", "attn_implementation", "num_labels")
+JUNK = (-1, 10**400, math.nan, "\ud800", [None])
+QUANTIZATIONS = (3, [], {"quant_method": "gptq", "bits": "x"}, {"load_in_8bit": True, "config_groups": []})
 
 
 def broken_files(folder: Path) -> Iterator[tuple[str, bytes]]:
