@@ -127,12 +127,6 @@ def is_ours(name: Any) -> bool:
 def check_attention(model_class: type, config: PreTrainedConfig, attention: AttentionConfig, name: str) -> None:
     """Refuse a model in which an attention by name would not be what it says.
 
-    Args:
-        model_class: the model's class.
-        config: its configuration.
-        attention: the mathematics.
-        name: that of the attention.
-
     Raises:
         ValueError: the model has no attention interface, or its attention has something that this one has not.
     """

@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from .configuration.configuration_attention import ATTENTION_PRESETS
 from .configuration.configuration_seq2seq import QKNormConfig, ReLAConfig, ReLUFormerConfig, Seq2SeqTransformerConfig
 from .configuration.configuration_vision import (
     QKNormViTConfig,
@@ -100,22 +99,12 @@ VISION_SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def preset_family(preset: str, baseline: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
-    return _PRESET_FAMILIES[baseline].get(preset, baseline)
-
-
 def seq2seq_config(preset: str, **overrides: Any) -> Seq2SeqTransformerConfig:
     """A configuration with the attention of `preset`, in its family, and any field overridden.
 
     A dict of `attention` changes fields of the preset.
     """
-    return preset_family(preset, Seq2SeqTransformerConfig)(**_with_attention(preset, overrides))
+    return _with_attention(Seq2SeqTransformerConfig, preset, overrides)
 
 
 def vision_config(preset: str, size: str | None = None, **overrides: Any) -> VisionTransformerConfig:
@@ -132,9 +121,9 @@ def vision_config(preset: str, size: str | None = None, **overrides: Any) -> Vis
     if size is not None:
         check_choice("vision_config", "size", size, tuple(VISION_SIZES))
         overrides = {**VISION_SIZES[size], **overrides}
-    return preset_family(preset, VisionTransformerConfig)(**_with_attention(preset, overrides))
+    return _with_attention(VisionTransformerConfig, preset, overrides)
 
 
-def _with_attention(preset: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    given = overrides.get("attention", preset)
-    return {**overrides, "attention": {"preset": preset, **given} if isinstance(given, dict) else given}
+def _with_attention(baseline: type[PreTrainedConfig], preset: str, overrides: dict[str, Any]) -> PreTrainedConfig:
+    family, given = _PRESET_FAMILIES[baseline].get(preset, baseline), overrides.get("attention", preset)
+    return family(**{**overrides, "attention": {"preset": preset, **given} if isinstance(given, dict) else given})

@@ -64,12 +64,7 @@ _OF_FAMILIES = {
 
 
 def attention_source(attention: AttentionConfig, config: PreTrainedConfig) -> Source:
-    """Paper and place of an attention; of one that is no preset, those of the preset that its family starts from.
-
-    Args:
-        attention: of one site.
-        config: of the model.
-    """
+    """Paper and place of an attention; of one that is no preset, those of the preset that its family starts from."""
     preset = attention.preset_name
     if preset is not None:
         return _OF_FAMILIES.get((preset, config.model_type), _PRESETS[preset])
@@ -78,15 +73,7 @@ def attention_source(attention: AttentionConfig, config: PreTrainedConfig) -> So
 
 
 def formula(attention: AttentionConfig, head_dim: int) -> list[str]:
-    """The three lines of an attention: score, weight and output.
-
-    Args:
-        attention: what is computed.
-        head_dim: d, the width of a head.
-
-    Returns:
-        Lines in plain text, with the values of this attention.
-    """
+    """The three lines of an attention in plain text, with its values: score, weight and output."""
     return [
         f"score   z_ij = {_score(attention, head_dim)}",
         f"weight  s_ij = {_weight(attention, head_dim)}",

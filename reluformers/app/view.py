@@ -25,16 +25,12 @@ TINY_SIDE = 64  # pixels: smaller pictures are enlarged as they are, larger ones
 
 
 def text_view(maps: Sequence[tuple[str, AttentionMap]]) -> str:
-    """The attention of one model, or of some beside each other, over the words of a sentence.
-
-    Args:
-        maps: names of the models with their weights.
-    """
+    """The attention of one model, or of some beside each other, over the words of a sentence."""
     return _render([(name, _text_map(attention)) for name, attention in maps])
 
 
 def image_view(maps: Sequence[tuple[str, PatchMap]]) -> str:
-    """The attention of one model, or of some beside each other, laid over the image; arguments as `text_view`."""
+    """The attention of one model, or of some beside each other, laid over the image."""
     return _render([(name, _patch_map(patches)) for name, patches in maps])
 
 

@@ -33,15 +33,7 @@ def build_parser(command: str) -> tuple[Parser, Callable[[argparse.Namespace], N
 
 
 def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
-    """Run one command.
-
-    Args:
-        arguments: its name, which is one, and its options.
-        traceback: let a fault propagate.
-
-    Raises:
-        SystemExit: with code 2 and one line on stderr after an error that the user can mend.
-    """
+    """Run one command by its name and options, as `run_main` does."""
 
     def run() -> None:
         parser, run_with = build_parser(arguments[0])

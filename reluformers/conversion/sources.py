@@ -157,28 +157,24 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 def target_of(config: TransformerConfig) -> Source:
     """The kind of model that computes what one of ours does; a ValueError names the fields by which there is none."""
-    reasons = {
-        name: [
-            f"{field} is {getattr(config, field)!r} instead of {values[0]!r}"
-            for field, values in source.required.items()
-            if getattr(config, field) not in values
-        ]
+    other = {
+        name: [field for field, values in source.required.items() if getattr(config, field) not in values]
         for name, source in SOURCES.items()
         if source.is_seq2seq == hasattr(config, "d_model")
     }
-    nearest = min(reasons, key=lambda name: len(reasons[name]))
+    nearest = min(other, key=lambda name: len(other[name]))
     used = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
-    others = [site for site in used if config.attention_for(site).preset_name != "softmax"]
-    wrong = [*(f"{site}_attention is no plain softmax" for site in others), *reasons[nearest]]
+    wrong = [f"{site}_attention" for site in used if config.attention_for(site).preset_name != "softmax"]
+    wrong += other[nearest]
     if _activation_name(config) is None:
-        wrong.append(f"activation_function is {config.activation_function!r}")
+        wrong.append("activation_function")
     if nearest != "marian" and getattr(config, "tying", "all") == "decoder":
-        wrong.append("tying is 'decoder' instead of 'all'")
+        wrong.append("tying")
     is_multi_label = config.problem_type == "multi_label_classification"
     if is_multi_label and getattr(config, "multi_label_reduction", "mean") == "sum":
-        wrong.append("multi_label_reduction is 'sum' instead of 'mean'")
+        wrong.append("multi_label_reduction")
     if wrong:
-        raise ValueError(f"cannot be a {nearest} model, since {', '.join(wrong)}")
+        raise ValueError(f"cannot be a {nearest} model by its {', '.join(wrong)}")
     return SOURCES[nearest]
 
 

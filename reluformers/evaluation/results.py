@@ -128,14 +128,6 @@ class Evaluation:
         """Title of a metric → how it was computed, as far as that is known."""
         return {METRICS[name].title: score.signature for name, score in self.scores.items() if score.signature}
 
-    def check_comparable(self, baseline: "Evaluation") -> None:
-        """Raise a `ValueError` unless both were scored on the same rows in the same way."""
-        for name, (ours, theirs) in self.differences(baseline).items():
-            raise ValueError(
-                f"the baseline was scored in another way: its {name} is {theirs!r}, but {ours!r} of this model; "
-                "evaluate both with the same command"
-            )
-
     def differences(self, other: "Evaluation") -> dict[str, tuple[Any, Any]]:
         """Condition of the scores → what it is here and there, of those in which the two differ."""
         ours, theirs = _conditions(self), _conditions(other)

@@ -48,12 +48,7 @@ def export_graphs(
 
 
 class OnnxClassifier(OnnxModel):
-    """An image classifier in onnxruntime.
-
-    Args:
-        config: of the exported folder.
-        session: its graph.
-    """
+    """An image classifier in onnxruntime."""
 
     main_input_name = "pixel_values"
     graph_names = (NAME,)

@@ -148,11 +148,7 @@ def _statistics(run: FinishedRun, place: Path) -> dict[str, Any] | None:
 
 
 def _result_table(run: FinishedRun, name: str, baseline: str | Path | None) -> dict[str, Any] | None:
-    """Scores of a model, and perhaps those in a file of a softmax model: headers and rows; None without scores.
-
-    Raises:
-        ValueError: the two evaluations were not made in the same way.
-    """
+    """Scores of a model, and perhaps those in a file of a softmax model: headers and rows; None without scores."""
     measured = run.evaluation
     if measured is None:
         return None
@@ -160,7 +156,8 @@ def _result_table(run: FinishedRun, name: str, baseline: str | Path | None) -> d
     rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
     if baseline is not None:
         other = Evaluation.load(baseline)
-        measured.check_comparable(other)
+        if differing := measured.differences(other):
+            raise ValueError(f"{baseline}: was scored in another way, by its {', '.join(differing)}")
         rows.append(["softmax baseline", *(_cells(other).get(header, MISSING) for header in cells)])
     return {"headers": list(cells), "rows": rows}
 

@@ -161,14 +161,7 @@ def refuse_tokens(staging: Path) -> None:
 
 
 def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], None], shown_as: Path | str) -> None:
-    """Let only the code of this library be run without being trusted by name; other code is reported or refused.
-
-    Args:
-        folder: of a saved model.
-        trust_code: whether the user trusts other code too.
-        report: takes a line for the user.
-        shown_as: how to call the folder.
-    """
+    """Let only the code of this library be run without being trusted by name; other code is reported or refused."""
     if not (foreign := foreign_code(folder)):
         return
     differing = f"{shown_as}: {', '.join(foreign)}: not as this version of reluformers writes it"

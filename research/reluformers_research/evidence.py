@@ -21,11 +21,7 @@ _FREE = {"training": ("seed", "learning_rate"), "data": ("scale_length_percentil
 
 
 class Evidence:
-    """Finished runs by row.
-
-    Args:
-        records: of one folder.
-    """
+    """Finished runs of one folder, by row."""
 
     def __init__(self, records: Sequence[RunRecord]):
         self._rows: dict[str, list[RunRecord]] = defaultdict(list)
@@ -39,11 +35,7 @@ class Evidence:
 
     @classmethod
     def load(cls, folder: Path) -> "Evidence":
-        """Read the records of a folder.
-
-        Raises:
-            ValueError: one cannot be read, or is of a recipe that this version does not know.
-        """
+        """Read the records of a folder."""
         return cls(load_records(folder))
 
     def __bool__(self) -> bool:

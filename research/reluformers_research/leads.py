@@ -94,12 +94,7 @@ def leads_table(leads: Mapping[str, Mapping[str, Lead]]) -> str:
 
 
 def plot_leads(leads: Mapping[str, Mapping[str, Lead]], path: Path) -> Path:
-    """Draw each lead with its interval, a panel for each laboratory.
-
-    Args:
-        leads: as `find_leads` gives them.
-        path: .png or .svg.
-    """
+    """Draw each lead of `find_leads` with its interval, a panel for each laboratory, into a .png or .svg."""
     names = [name for name in dict.fromkeys(one for column in leads.values() for one in column) if name != "softmax"]
     figure = Figure(figsize=(2 * len(leads), 0.4 * len(names) + 1.2), layout="constrained")
     for axis, (laboratory, column) in zip(

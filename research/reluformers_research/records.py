@@ -75,11 +75,7 @@ class RunRecord:
         return self.recipe["training"]["seed"]
 
     def to_recipe(self) -> Recipe:
-        """The recipe, whose places of data are names.
-
-        Raises:
-            ValueError: this version does not know one of its fields.
-        """
+        """The recipe, whose places of data are names."""
         return task_named(self.recipe.get("task")).recipe_class.from_sections(self.recipe, self.name)
 
     @property
@@ -146,11 +142,7 @@ def has_record(folder: Path, name: str) -> bool:
 
 
 def load_records(folder: Path) -> list[RunRecord]:
-    """All records of a folder, by name.
-
-    Raises:
-        ValueError: one cannot be read, or two of a name differ.
-    """
+    """All records of a folder, by name; a `ValueError` where two of a name differ."""
     return [RunRecord._of(row, folder / name) for name, row in _stored(folder).items()]
 
 
@@ -163,7 +155,7 @@ def gather(source: Path, folder: Path) -> int:
         How many runs `folder` holds then.
 
     Raises:
-        ValueError: there is no record, one cannot be read, or two of a name differ.
+        ValueError: there is no record, or two of a name differ.
     """
     if not _stored(source):
         raise ValueError(f"{source}: holds no record of a run")
@@ -239,11 +231,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _stored(*folders: Path) -> dict[str, pa.Table]:
-    """Name → a table of one row, of the runs of folders, by name.
-
-    Raises:
-        ValueError: a file cannot be read, or two runs of a name differ.
-    """
+    """Name → a table of one row, of the runs of folders, by name; a `ValueError` where two of a name differ."""
     found: dict[str, pa.Table] = {}
     for folder in folders:
         for table in map(pq.read_table, sorted(folder.glob("[!.]*.parquet"))):

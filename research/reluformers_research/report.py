@@ -137,11 +137,7 @@ class TableReport:
         return cls(table, setting, runs, evidence)
 
     def difference(self, first: str, second: str, measure: str = LOSS) -> Difference | RankDifference | None:
-        """Compare two rows; None unless both have two runs that did not diverge.
-
-        Raises:
-            ValueError: their runs were trained or scored on different data.
-        """
+        """Compare two rows; None unless both have two runs that did not diverge."""
         if not {first, second} <= self.runs.keys():
             return None
         _check_same_data(self.table.name, [*self.runs[first].records, *self.runs[second].records])

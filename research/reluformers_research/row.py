@@ -76,12 +76,7 @@ def peak_memory() -> int:
 
 
 def run_job(path: str | Path) -> None:
-    """Do a job unless it is done; goes on where an earlier process was stopped.
-
-    Raises:
-        ValueError: recipe or data are not usable.
-        SystemExit: another process is at it.
-    """
+    """Do a job unless it is done; goes on where an earlier process was stopped, and ends where another is at it."""
     hide_unwatched_progress()
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
@@ -157,21 +152,14 @@ def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndar
 
 
 def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -> ScoringOptions:
-    """Options of `reluformers evaluate` for the test set of a recipe, or another split.
-
-    Raises:
-        ValueError: an option is not known.
-    """
+    """Options of `reluformers evaluate` for the test set of a recipe, or another split."""
     data, source = recipe.data, recipe.data.sources()[split]
     if data.path is None:
         places = {"data": {split: source}, "split": split, "data_config": None, "data_revision": None}
     else:
         places = {"data": data.path, "split": source, "data_config": data.name, "data_revision": data.revision}
     own = {**task.scorer.recipe_options(recipe), **job.evaluate}
-    try:
-        return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
-    except TypeError as error:
-        raise ValueError(f"evaluate: {error}") from error
+    return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
 
 
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
@@ -194,7 +182,8 @@ def check_job(job: Job) -> None:
 
     Raises:
         ValueError: the recipe does not say what to train and to score on, or trains on what it is scored on; a file is
-            not there; an option of the scoring is not known.
+            not there.
+        TypeError: an option of the scoring is not known.
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)

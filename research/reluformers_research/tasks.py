@@ -80,10 +80,6 @@ MEASURES = dict.fromkeys(
 
 
 def task_named(name: Any) -> Task:
-    """The task of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The task of that name; a `ValueError` where there is none."""
     check_name(name, TASKS, "task")
     return TASKS[name]

@@ -274,7 +274,7 @@ LEARNED = {"position_embedding_type": "learned", "position_offset": 2, "embeddin
         (seq2seq_config("softmax"), "marian.*position_embedding_type"),
         (
             seq2seq_config("softmax", position_embedding_type="sinusoidal_marian", activation_function="swiglu"),
-            "swiglu",
+            "activation_function",
         ),
         (seq2seq_config("softmax", **LEARNED, tying="decoder", norm_position="post"), "bart.*tying"),
         (vision_config("softmax", "Ti/4", pooling="mean"), "vit.*pooling"),

@@ -22,25 +22,11 @@ class GoldAlignment(NamedTuple):
     possible: list[Link]
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], place: str) -> "GoldAlignment | None":
-        """Read a row with `sure` and perhaps `possible`, lists of [source, target] from 0; None if it has no `sure`.
-
-        Raises:
-            ValueError: they are something else.
-        """
+    def from_row(cls, row: Mapping[str, Any]) -> "GoldAlignment | None":
+        """Read `sure` and perhaps `possible`, lists of [source, target] from 0; None if the row has no `sure`."""
         if "sure" not in row:
             return None
-        sides = []
-        for name in ("sure", "possible"):
-            links = row.get(name) or []
-            if not isinstance(links, list) or not all(_is_link(link) for link in links):
-                raise ValueError(f"{place}: {name!r} must be a list of [source word, target word], counted from 0")
-            sides.append([tuple(link) for link in links])
-        return cls(*sides)
-
-
-def _is_link(link: Any) -> bool:
-    return isinstance(link, list) and len(link) == 2 and all(type(place) is int and place >= 0 for place in link)
+        return cls(*([(source, target) for source, target in row.get(name) or []] for name in cls._fields))
 
 
 class LinkCounts:
@@ -58,19 +44,10 @@ class LinkCounts:
         self.pairs = 0
 
     def add(self, aligned: WordAlignments, gold: GoldAlignment, place: str = "the row") -> None:
-        """Count one pair.
-
-        Args:
-            aligned: by the model.
-            gold: by hand.
-            place: of the row, for the error.
-
-        Raises:
-            ValueError: a link leads to no word.
-        """
+        """Count one pair; a `ValueError` that names the place of its row, where a link leads to no word."""
         sizes = len(aligned.source), len(aligned.target)
         for link in (*gold.sure, *gold.possible):
-            if link[0] >= sizes[0] or link[1] >= sizes[1]:
+            if link[0] not in range(sizes[0]) or link[1] not in range(sizes[1]):
                 raise ValueError(f"{place}: link {list(link)} leads to no word, there are {sizes[0]} and {sizes[1]}")
         found = aligned.links != NO_LINK
         is_gold = torch.zeros(2, sizes[1], max(sizes[0], 1), dtype=torch.bool)

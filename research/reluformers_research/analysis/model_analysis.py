@@ -60,12 +60,10 @@ def analyse(
         What the statistics have found by name; those of `shuffled` with ".shuffled" behind it.
 
     Raises:
-        ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
+        ValueError: a batch lacks its inputs, or the model returns no attention weights.
     """
-    is_empty = True
     with observing(model) as observe:
         for batch in batches:
-            is_empty = False
             sites = observe(batch)
             for statistic in statistics:
                 statistic.update(sites)
@@ -73,8 +71,6 @@ def analyse(
                 sites = observe({**batch, "labels": batch["labels"].roll(1, dims=0)})
                 for statistic in shuffled:
                     statistic.update(sites)
-    if is_empty:
-        raise ValueError("There are no batches to measure the attention on.")
     results = {name: value for statistic in statistics for name, value in statistic.result().items()}
     others = [item for statistic in shuffled for item in statistic.result().items()]
     return {**results, **{f"{name}.shuffled": value for name, value in others}}

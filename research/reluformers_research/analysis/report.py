@@ -35,12 +35,7 @@ def means_table(models: Models) -> str:
 
 
 def plot_layers(models: Models, path: Path) -> Path:
-    """Draw statistics by layer: a row of charts for each, a column for each site, a line for each model.
-
-    Args:
-        models: name → what `analyse_model` returns.
-        path: .png or .svg.
-    """
+    """Draw statistics by layer: a row of charts for each, a column for each site, a line for each model."""
     known = [{key: value for key in _BY_LAYER if (value := one["statistics"].get(key))} for one in models.values()]
     keys = [key for key in _BY_LAYER if any(key in statistics for statistics in known)]
     sites = [site for site in SITE_NAMES if any(site in part for one in known for part in one.values())]

@@ -33,8 +33,6 @@ class TextSection:
     def __post_init__(self):
         if self.path is not None:
             raise ValueError(f"data.path is {self.path!r}, but the splits of text are files: leave it out")
-        if self.length < 2:
-            raise ValueError(f"data.length is {self.length}, but must be 2 or more")
 
     def sources(self) -> dict[str, str]:
         """Where each split is that the recipe names."""

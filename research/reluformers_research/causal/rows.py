@@ -12,19 +12,11 @@ from .text import END, START
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder of text, or of a model.
-
-    Raises:
-        ValueError: there is none, or it is not that of `text`.
-    """
+    """The tokenizer of a folder of text, or of a model; a `ValueError` where it is not that of `text`."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; it stands beside the text")
-    tokenizer = Tokenizer.from_file(str(path))
-    if tokenizer.token_to_id(END) != START:
-        raise ValueError(
-            f"{path}: {END} is token {tokenizer.token_to_id(END)}, but must be {START}, as in the text's own"
-        )
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    if (found := tokenizer.token_to_id(END)) != START:
+        raise ValueError(f"{path}: {END} is token {found}, but must be {START}, as in the text's own")
     return tokenizer
 
 
@@ -32,12 +24,9 @@ def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: 
     """All tokens of a split, an end token behind each document.
 
     Args:
-        file: Parquet with a column `text`.
+        file: Parquet with a column `text`; a ValueError where it is missing.
         name: of the split, for messages.
         shuffled: documents in an order of their own, always the same.
-
-    Raises:
-        ValueError: the file is missing.
     """
     if file is None or not Path(file).is_file():
         raise ValueError(f"data.{name} is {file!r}, but must be a Parquet file of text")

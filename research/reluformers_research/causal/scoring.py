@@ -1,6 +1,5 @@
 """Scores saved causal models: nats a token on the rows of the test set."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from reluformers.evaluation.results import Evaluation, Score, ScoredData, checksum
+from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 
 from .measures import token_losses
@@ -36,8 +35,6 @@ class CausalScoring(ScoringOptions):
     def __post_init__(self):
         super().__post_init__()
         self.attention_report = False  # the attention is measured at the end of training
-        if self.length < 2:
-            raise ValueError(f"length is {self.length}, but must be 2 or more")
 
 
 class CausalScorer(Scorer):
@@ -84,13 +81,6 @@ class CausalScorer(Scorer):
     def scores_of_sums() -> dict[str, ScoreOfSums]:
         """The loss."""
         return {"loss": mean_nats}
-
-    def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """None: see `CausalScoring`."""
-        return ()
-
-    def write_files(self, answers: Tensor, evaluation: Evaluation) -> None:
-        """Nothing beside the record."""
 
 
 def mean_nats(sums: np.ndarray) -> float:

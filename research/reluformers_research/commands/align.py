@@ -68,7 +68,9 @@ def run(options: argparse.Namespace) -> None:
 
     head, tables = AlignmentHead.of_config(model.config), {}
     if development:
-        counts = count_links(align(development))
+        counts = LinkCounts()
+        for row, aligned in align(development):
+            add_gold(counts, row, aligned)
         head = counts.best()
         tables["development"] = report(counts, head, "development")
         if options.save:
@@ -84,17 +86,9 @@ def run(options: argparse.Namespace) -> None:
         write_json(options.report, {**head.config_fields(), **tables})
 
 
-def count_links(rows: Iterator[tuple[ParallelRow, WordAlignments]]) -> LinkCounts:
-    """Count the links of every layer and head against those of the rows."""
-    counts = LinkCounts()
-    for row, aligned in rows:
-        add_gold(counts, row, aligned)
-    return counts
-
-
 def add_gold(counts: LinkCounts, row: ParallelRow, aligned: WordAlignments) -> None:
     """Count a row, if it has links made by hand."""
-    if gold := GoldAlignment.from_row(row.values, row.place):
+    if gold := GoldAlignment.from_row(row.values):
         counts.add(aligned, gold, row.place)
 
 

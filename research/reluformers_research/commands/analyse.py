@@ -22,6 +22,7 @@ from reluformers.commands.options import add_fields
 from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
+from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import check_output_files, write_json
 from reluformers.saved_models import load_config, to_accelerator
 from reluformers.tasks import TASKS, Task, task_of
@@ -36,11 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
     parser.add_argument("models", nargs="+", metavar="model", help="folders or Hub ids of saved models")
     parser.add_argument("data", help="Hub id, folder or file of the rows")
-    parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
-    parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
-    parser.add_argument("--split", default="test", help="split to look at, perhaps with a slice, such as test[:100]")
     parser.add_argument("--output", default="analysis.json", help="JSON file to write, beside a picture in .png")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repositories")
+    add_fields(parser, ScoringOptions, ("data_config", "data_revision", "split", "trust_remote_code"))
     for task in TASKS.values():
         options = task.scorer.options_class
         add_fields(parser.add_argument_group(f"options of {task}"), options, options.row_fields)
@@ -69,28 +67,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def common_task(options: argparse.Namespace) -> Task:
-    """The task of all models.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """The task of all models, which is one."""
     tasks = {}
     for model in options.models:
         check_model(model)
-        task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
-        tasks.setdefault(task.name, (task, model))
-    if len(tasks) > 1:
-        shown = " and ".join(f"{model} of {task}" for task, model in tasks.values())
-        raise ValueError(f"the models are of two tasks, {shown}; analyse each task by itself")
-    return next(iter(tasks.values()))[0]
+        task = task_of(load_config(model, trust_remote_code=getattr(options, "trust_remote_code", False)))
+        tasks[task.name] = task
+    (task,) = tasks.values()
+    return task
 
 
 def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What one model does, and on which rows and where it was measured.
-
-    Raises:
-        ValueError: model or data cannot be loaded, do not fit each other, or an option is of another task.
-    """
+    """What one model does, and on which rows and where it was measured."""
     given = {name: value for name, value in vars(options).items() if name not in ("models", "output")}
     scorer = task.scorer(scoring_options(task, {**given, "model": model}))
     data = scorer.load()
