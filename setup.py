@@ -84,6 +84,7 @@ if platform.machine() in ("x86_64", "AMD64"):
     # all processors with the first have the others
     MORE = ["-mavx512bf16", "-mavx512vnni", "-mavx512bw", "-mavx512vl"]
     INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], *MORE]
+    INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
 NATIVE = [
     Extension(
         f"reluformers_native._{name}",

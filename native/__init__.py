@@ -28,6 +28,8 @@ INSTRUCTION_SETS = {
     "avx2": ("avx2", "fma3"),
     "generic": (),
 }
+BY_NAME = "amx"  # taken only where `VARIABLE` asks for it: it was tested in emulation, and never timed
+INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_bf16")
 # in the order of vectors.h
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -349,7 +351,7 @@ def instruction_set() -> str | None:
     wanted = os.environ.get(VARIABLE)
     usable = usable_instruction_sets()
     if wanted is None:
-        return usable[0] if usable else None
+        return next((name for name in usable if name != BY_NAME), None)
     if wanted != "off" and wanted not in INSTRUCTION_SETS:
         raise ValueError(f"{VARIABLE} is {wanted!r}, but must be one of {[*INSTRUCTION_SETS, 'off']}")
     return wanted if wanted in usable else None
@@ -381,6 +383,8 @@ def _is_built(name: str) -> bool:
 @functools.cache
 def _library(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(_file(name)))
+    if name == BY_NAME and not torch.cpu._init_amx():  # the system gives a process tiles when it asks for them
+        raise RuntimeError("the system gives no tiles of AMX to this process")
     for function in (getattr(library, name) for name in _SCRATCH_OF.values()):
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library

@@ -13,7 +13,7 @@
 //
 // Sums are float32. So are the factors of products, but where the processor multiplies pairs of bfloat16, for states of
 // that dtype: weights and gradients of scores are rounded then, a step of a product is a word with two numbers, and
-// numbers below 2^-126 count as 0.
+// numbers below 2^-126 count as 0. Where it multiplies tiles of such words (AMX), 16 rows and 16 words at a time do.
 #include "vectors.h"
 
 // a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
@@ -23,20 +23,27 @@
 #define VECTORS 2
 #endif
 
-enum {
-  ROWS = 6,
-  PANEL = LANES * VECTORS,
-  // a block of weights: with its operands it stays in the cache of a core
-  QUERIES = 96,
-  THRESHOLDS = 12,  // rows whose scores for all keys are held at once, to find θ
-  KEYS = 128,
-};
-
-#if defined(__AVX512BF16__)
+// EMULATED_TILES computes in pairs and tiles on every processor, for tests
+#if defined(__AVX512BF16__) || defined(EMULATED_TILES)
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
 #endif
+#if defined(__AMX_BF16__) || defined(EMULATED_TILES)
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
+
+enum {
+  ROWS = 6,
+  TILE = 16,  // rows of a tile of AMX, and words of its rows
+  PANEL = LANES * VECTORS,
+  // a block of weights: with its operands it stays in the cache of a core
+  QUERIES = 96,
+  THRESHOLDS = HAS_TILES ? TILE : 2 * ROWS,  // rows whose scores for all keys are held at once, to find θ
+  KEYS = 128,
+};
 
 // with a smaller share of weights that are not 0, those alone meet the values; with pairs it would be worth little
 #define FEW 0.33
@@ -106,10 +113,16 @@ INLINE vec kept(Dropout row, int64_t place) {
 
 // --------------------------------------------------------------------------------------------------------- products
 
+// the two bfloat16 of words
+INLINE vec first_of(vec words) { return (vec)((uvec)words << 16); }
+INLINE vec second_of(vec words) { return (vec)((uvec)words & 0xffff0000u); }
+
 // sum + left · right, of numbers or of pairs of bfloat16
 INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
-#if HAS_PAIRS
+#if defined(__AVX512BF16__)
   if (in_pairs) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
+#elif HAS_PAIRS
+  if (in_pairs) return sum + first_of(all(*left)) * first_of(right) + second_of(all(*left)) * second_of(right);
 #endif
   (void)in_pairs;
   return sum + all(*left) * right;
@@ -170,11 +183,130 @@ INLINE void multiply_tiles(int in_pairs, int64_t rows, int64_t vectors, int64_t 
   }
 }
 
+#if HAS_TILES
+#if defined(EMULATED_TILES)
+static __thread float emulated[8][TILE][TILE];
+INLINE void multiply_emulated(int sums, int left, int right) {
+  for (int m = 0; m < TILE; ++m)
+    for (int n = 0; n < TILE; n += LANES) {
+      vec first = all(0), second = all(0);
+      for (int k = 0; k < TILE; ++k) {
+        vec words = LOAD(&emulated[right][k][n]), factors = all(emulated[left][m][k]);
+        first += first_of(factors) * first_of(words);
+        second += second_of(factors) * second_of(words);
+      }
+      STORE(&emulated[sums][m][n], LOAD(&emulated[sums][m][n]) + (first + second));
+    }
+}
+#define TILE_ZERO(T) memset(emulated[T], 0, sizeof emulated[T])
+#define TILE_LOAD(T, FROM, ROW) for (int m = 0; m < TILE; ++m) memcpy(emulated[T][m], (FROM) + m * (ROW), 4 * TILE)
+#define TILE_STORE(T, TO, ROW) for (int m = 0; m < TILE; ++m) memcpy((TO) + m * (ROW), emulated[T][m], 4 * TILE)
+#define TILE_MULTIPLY(SUMS, LEFT, RIGHT) multiply_emulated(SUMS, LEFT, RIGHT)
+INLINE void begin_tiles(void) {}
+INLINE void end_tiles(void) {}
+#else
+#define TILE_ZERO(T) _tile_zero(T)
+#define TILE_LOAD(T, FROM, ROW) _tile_loadd(T, FROM, 4 * (ROW))
+#define TILE_STORE(T, TO, ROW) _tile_stored(T, TO, 4 * (ROW))
+#define TILE_MULTIPLY(SUMS, LEFT, RIGHT) _tile_dpbf16ps(SUMS, LEFT, RIGHT)
+INLINE void begin_tiles(void) {
+  struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shapes = {.palette = 1};
+  for (int t = 0; t < 8; ++t) shapes.bytes[t] = 4 * TILE, shapes.rows[t] = TILE;
+  _tile_loadconfig(&shapes);
+}
+INLINE void end_tiles(void) { _tile_release(); }
+#endif
+
+// One or two tiles of rows by one or two of columns: C (+)= A · B, of steps that are whole tiles.
+INLINE void multiply_amx(int is_tall, int is_wide, int64_t steps, const float *a, int64_t a_row, const float *b,
+                         int64_t b_step, float *c, int64_t c_row, int add) {
+  float *below = c + TILE * c_row;
+  if (add) {
+    TILE_LOAD(0, c, c_row);
+    if (is_wide) TILE_LOAD(1, c + TILE, c_row);
+    if (is_tall) TILE_LOAD(2, below, c_row);
+    if (is_tall && is_wide) TILE_LOAD(3, below + TILE, c_row);
+  } else {
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+  }
+  for (int64_t k = 0; k < steps; k += TILE, a += TILE, b += TILE * b_step) {
+    TILE_LOAD(4, a, a_row);
+    TILE_LOAD(6, b, b_step);
+    TILE_MULTIPLY(0, 4, 6);
+    if (is_wide) {
+      TILE_LOAD(7, b + TILE, b_step);
+      TILE_MULTIPLY(1, 4, 7);
+    }
+    if (is_tall) {
+      TILE_LOAD(5, a + TILE * a_row, a_row);
+      TILE_MULTIPLY(2, 5, 6);
+      if (is_wide) TILE_MULTIPLY(3, 5, 7);
+    }
+  }
+  TILE_STORE(0, c, c_row);
+  if (is_wide) TILE_STORE(1, c + TILE, c_row);
+  if (is_tall) TILE_STORE(2, below, c_row);
+  if (is_tall && is_wide) TILE_STORE(3, below + TILE, c_row);
+}
+
+// `multiply` of pairs, for up to QUERIES / 2 steps of Aᵀ. Rows up to a whole tile are read and written, so that the sums
+// of a row do not depend on those beside it; steps behind the last whole tile are left to registers.
+static __attribute__((noinline)) void multiply_in_tiles(int64_t rows, int64_t vectors, int64_t steps, const float *a,
+                                                        int64_t a_row, int64_t a_step, const float *b, int64_t b_panel,
+                                                        int64_t b_step, float *c, int64_t c_row, int add) {
+  float turned[2 * TILE * QUERIES / 2];
+  for (int64_t r = 0; r < rows; r += 2 * TILE) {
+    int64_t some = least(round_up(rows - r, TILE), 2 * TILE), whole = steps / TILE * TILE;
+    const float *left = a + r * a_row;
+    int64_t left_row = a_row;
+    if (a_step != 1) {
+      left_row = round_up(steps, TILE);
+      for (int64_t i = 0; i < some; i += TILE)
+        for (int64_t k = 0; k < steps; k += TILE) {
+          vec block[LANES];
+          for (int64_t s = 0; s < TILE; ++s) block[s] = k + s < steps ? LOAD(left + (k + s) * a_step + i) : all(0);
+          transpose(block);
+          for (int64_t s = 0; s < TILE; ++s) STORE(turned + (i + s) * left_row + k, block[s]);
+        }
+      left = turned;
+    }
+    for (int64_t v = 0; whole && v < vectors; v += 2) {
+      const float *right = b + v / VECTORS * b_panel + v % VECTORS * LANES;
+      float *place = c + r * c_row + v * LANES;
+#define AMX(IS_TALL, IS_WIDE) multiply_amx(IS_TALL, IS_WIDE, whole, left, left_row, right, b_step, place, c_row, add)
+      if (some > TILE && v + 1 < vectors) AMX(1, 1);
+      else if (some > TILE) AMX(1, 0);
+      else if (v + 1 < vectors) AMX(0, 1);
+      else AMX(0, 0);
+    }
+    if (whole < steps)
+      multiply_tiles(1, some, vectors, steps - whole, left + whole, left_row, 1, b + whole * b_step, b_panel, b_step,
+                     c + r * c_row, c_row, add || whole);
+  }
+}
+#else
+INLINE void begin_tiles(void) {}
+INLINE void end_tiles(void) {}
+#endif
+
 static __attribute__((noinline)) void multiply(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                const float *a, int64_t a_row, int64_t a_step, const float *b,
                                                int64_t b_panel, int64_t b_step, float *c, int64_t c_row, int add) {
 #define MULTIPLY(IN_PAIRS) \
   multiply_tiles(IN_PAIRS, rows, vectors, steps, a, a_row, a_step, b, b_panel, b_step, c, c_row, add)
+#if HAS_TILES
+  if (in_pairs) {
+    multiply_in_tiles(rows, vectors, steps, a, a_row, a_step, b, b_panel, b_step, c, c_row, add);
+    return;
+  }
+#endif
   if (HAS_PAIRS && in_pairs) MULTIPLY(1);
   else MULTIPLY(0);
 }
@@ -321,10 +453,14 @@ INLINE int is_in_pairs(const Call *call) { return HAS_PAIRS && call->is_bfloat16
 
 INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
 
+// How many rows of weights are made at once, and of how many keys their number is a multiple: with tiles, of whole ones.
+INLINE int64_t rows_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : ROWS; }
+INLINE int64_t keys_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : LANES; }
+
 // Rows `first`, `first` + 1, … of a head, or those with the places that stand there; then zeros up to whole vectors.
 static void read_rows(const Call *call, int in_pairs, States states, int64_t head, const int32_t *places,
                       int64_t first, int64_t count, int64_t width, Rows rows) {
-  int64_t padded = round_up(width, LANES), end = round_up(count, LANES);
+  int64_t padded = round_up(width, LANES), end = round_up(count, keys_at_once(in_pairs));
   for (int64_t r = 0; r < count; ++r) {
     const void *source = row_of(call, states, head, places ? places[first + r] : first + r);
     float *row = rows.left + r * padded;
@@ -518,7 +654,8 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   Rows values = take_rows(in_pairs, &scratch, key_rows, padded_value);
   Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
   float *output = take(&scratch, QUERIES * padded_value);
-  float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
+  int64_t strip = rows_at_once(in_pairs), span = keys_at_once(in_pairs);
+  float *weights = take(&scratch, strip * KEYS), *words_of_weights = take(&scratch, strip * KEYS);
   float *all_scores = take(&scratch, call->found_thresholds ? THRESHOLDS * key_rows : 0);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   int64_t last_key = begin < end ? last_key_of(call, head, end - 1) : -1;
@@ -550,10 +687,10 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
     for (int64_t j = starts[0] / KEYS * KEYS; j < limit; j += KEYS) {
       const float *panels = key_panels + (j - base) * words;
       const float *values_here = values.right + words_of(in_pairs, j - base) * padded_value;
-      for (int64_t r = 0; r < rows && starts[r] < j + KEYS; r += ROWS) {
-        int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - j, KEYS);
+      for (int64_t r = 0; r < rows && starts[r] < j + KEYS; r += strip) {
+        int64_t some = least(rows - r, strip), seen = least(limits[r + some - 1] - j, KEYS);
         if (seen <= 0) continue;
-        int64_t vectors = (seen + LANES - 1) / LANES;
+        int64_t vectors = round_up(seen, span) / LANES;
         multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, panels, words * PANEL, PANEL,
                  weights, KEYS, 0);
         weigh_rows(call, head * call->query_len + first + r, some, j, starts + r, limits + r, vectors * LANES, weights);
@@ -562,8 +699,9 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
                        output + r * padded_value);
         } else {
           const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
-          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1, values_here, PANEL,
-                   padded_value, output + r * padded_value, padded_value, 1);
+          int64_t steps = in_pairs ? words_of(1, round_up(seen, span)) : seen;
+          multiply(in_pairs, some, padded_value / LANES, steps, factors, KEYS, 1, values_here, PANEL, padded_value,
+                   output + r * padded_value, padded_value, 1);
           // the first rows tell; sums are the same either way
           if (!in_pairs && block == 0) {
             for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
@@ -587,15 +725,17 @@ static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weig
   return round_up(call->key_len + of_rows + rows_of_weights * KEYS + scores + 32 * 16, 16);
 }
 
-int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * ROWS); }
+int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * rows_at_once(is_in_pairs(call))); }
 
 // Called once for each thread, with its number.
 void forward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;
   int64_t task, tasks = call->batch * call->heads * call->splits;
+  if (is_in_pairs(call)) begin_tiles();
   while ((task = __atomic_fetch_add(&call->next_task, 1, __ATOMIC_RELAXED)) < tasks)
     forward_task(call, task, call->scratch + thread * call->scratch_size);
+  if (is_in_pairs(call)) end_tiles();
 }
 
 // --------------------------------------------------------------------------------------------------------- backward
@@ -679,7 +819,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   // the same as factors
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
-  float *words_of_grads = take(&scratch, ROWS * KEYS);
+  int64_t strip = rows_at_once(in_pairs), span = keys_at_once(in_pairs);
+  float *words_of_grads = take(&scratch, strip * KEYS);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   double grad_threshold = 0;
   float *grad_thresholds = call->grad_row_thresholds;
@@ -709,14 +850,14 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
     memset(grad_queries, 0, rows * padded * sizeof(float));
     for (int64_t place = begin + hidden_blocks * KEYS; sees_some && place < limit; place += KEYS) {
       int64_t j = place - begin, width_here = least(limit - place, KEYS), rows_here = rows;
-      for (int64_t r = 0; r < rows; r += ROWS) {
+      for (int64_t r = 0; r < rows; r += strip) {
         if (starts[r] >= place + KEYS) {
           rows_here = r;
           break;
         }
-        int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - place, KEYS);
+        int64_t some = least(rows - r, strip), seen = least(limits[r + some - 1] - place, KEYS);
         if (seen <= 0) continue;
-        int64_t some_vectors = (seen + LANES - 1) / LANES;
+        int64_t some_vectors = round_up(seen, span) / LANES;
         float *some_weights = weights + r * KEYS, *some_grads = grad_scores + r * KEYS;
         multiply(in_pairs, some, some_vectors, words, queries.left + r * padded, padded, 1, key_panels + j * words,
                  words * PANEL, PANEL, some_weights, KEYS, 0);
@@ -735,8 +876,9 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
           continue;
         }
         const float *factors = left_factors(in_pairs, some, some_vectors * LANES, some_grads, words_of_grads);
-        multiply(in_pairs, some, vectors, words_of(in_pairs, seen), factors, KEYS, 1,
-                 keys.right + words_of(in_pairs, j) * padded, PANEL, padded, grad_queries + r * padded, padded, 1);
+        int64_t steps = in_pairs ? words_of(1, round_up(seen, span)) : seen;
+        multiply(in_pairs, some, vectors, steps, factors, KEYS, 1, keys.right + words_of(in_pairs, j) * padded, PANEL,
+                 padded, grad_queries + r * padded, padded, 1);
         for (int64_t i = 0; !in_pairs && !is_counted && i < some; ++i, made += seen)
           nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
         // later rows of the block see more keys
@@ -749,9 +891,10 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
           pair_columns(some, width_here, some_grads, grad_columns + r / 2 * KEYS);
         }
       }
-      for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {
+      int64_t some_keys = HAS_TILES && in_pairs ? 2 * TILE : 2 * ROWS;
+      for (int64_t k = 0, r = 0; !has_few && k < width_here; k += some_keys) {
         while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
-        int64_t some = least(width_here - k, 2 * ROWS), step = in_pairs ? r / 2 : r;
+        int64_t some = least(width_here - k, some_keys), step = in_pairs ? r / 2 : r;
         int64_t steps = words_of(in_pairs, rows_here) - step;
         if (steps <= 0) break;
         multiply(in_pairs, some, value_vectors, steps, weight_columns + step * KEYS + k, 1, KEYS,
@@ -783,6 +926,8 @@ void backward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;
   int64_t task, tasks = call->batch * call->heads * call->splits;
+  if (is_in_pairs(call)) begin_tiles();
   while ((task = __atomic_fetch_add(&call->next_task, 1, __ATOMIC_RELAXED)) < tasks)
     backward_task(call, task, call->scratch + thread * call->scratch_size);
+  if (is_in_pairs(call)) end_tiles();
 }

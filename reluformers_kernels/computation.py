@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dispatcher: by which computation an attention with an elementwise φ is fastest."""
 
+from os import environ
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,8 @@ from .tensors import compute_dtype
 
 LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
-# read once, as a compiler cannot look at the processor
-MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
+# whether PyTorch multiplies tiles of bfloat16, and compiled code does not; read once, as a compiler cannot look at it
+MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False) and environ.get("RELUFORMERS_NATIVE") != "amx"
 SHORT_TILES = 512  # with tiles of bfloat16, compiled code is faster up to so many keys if half of them are never read
 
 

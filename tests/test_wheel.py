@@ -44,7 +44,15 @@ def installed(tmp_path_factory) -> Path:
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("configuration", "modeling", "model_cards", "native", "reluformers"):
+    for name in (
+        "configuration",
+        "modeling",
+        "model_cards",
+        "native",
+        "reluformers",
+        "reluformers_cli",
+        "reluformers_kernels",
+    ):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     pip = [sys.executable, "-m", "pip"]
     subprocess.run(

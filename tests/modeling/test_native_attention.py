@@ -57,19 +57,21 @@ def test_the_environment_chooses(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
-    """Its vectors and tiles, made of what instructions there are."""
+def test_vectors_of_avx512_and_tiles_of_amx_on_any_processor(tmp_path, monkeypatch):
+    """Made of what instructions there are."""
     library = tmp_path / "wide.so"
-    options = ["-O1", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-DVECTOR_BYTES=64", "-lm"]
+    options = ["-O1", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-DVECTOR_BYTES=64", "-DEMULATED_TILES", "-lm"]
     subprocess.run(["cc", *options, "-o", library, *SOURCES], check=True)
     monkeypatch.setattr(native, "_file", lambda name: library)
     monkeypatch.setattr(native, "_library", native._library.__wrapped__)
     monkeypatch.setattr(native, "instruction_set", lambda: "avx512")
     for case in draw_cases("avx512")[::6]:
-        if case["dtype"] == torch.float32 and max(case["lengths"]) < 100:
+        if case["dtype"] == torch.bfloat16 or max(case["lengths"]) < 100:
             check_call(*draw_call(case), case["has_statistics"])
-    states = draw(2, 2, 40, 37, 10)
-    compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
+    for dtype, sizes in ((torch.float32, (40, 37, 10)), (torch.bfloat16, (100, 197, 72))):
+        states = draw(2, 2, *sizes, dtype)
+        options = draw_options(*states[:2], activation="relu6")
+        compare(states, tolerance=max(1e-4, TOLERANCES[dtype]), passes=PASSES, **options)
 
 
 @pytest.mark.slow
