@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from builders.attention_calls import check_call, draw_call
-from builders.triton_inputs import compare, draw, draw_options, pass_options
+from builders.triton_inputs import TOLERANCES, compare, draw, draw_options, pass_options
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
 
