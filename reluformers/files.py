@@ -100,29 +100,23 @@ def read_json(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
 
 
-def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:
+def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike) -> None:
     """Refuse a folder whose replacing would remove what is read for it, or a checkpoint.
 
     Args:
         folder: The folder to write.
         sources: Folders that are read; what is no folder here, such as a Hub id, is passed over.
-        inside: Whether it may lie inside one of them, as it may where they are not copied.
 
     Raises:
-        ValueError: If it is, holds or lies inside one of `sources`, or is or holds a checkpoint.
+        ValueError: If it is or holds one of `sources`, or a checkpoint.
     """
     target = Path(folder).resolve()
-    for source in (Path(source) for source in sources if Path(source).exists()):
-        # the first is where a run keeps a checkpoint, be it only a link
-        places = (source.parent.resolve() / source.name, source.resolve())
-        is_inside = target.is_relative_to(places[1]) and not (inside and target != places[1])
-        if is_inside or any(place.is_relative_to(target) for place in places):
-            raise ValueError(
-                f"{folder}: is, holds or lies inside {source}, which is read for it; choose another folder"
-            )
-    state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
-    if state is not None:
-        raise ValueError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
+    # a run may keep a checkpoint as a link
+    read = [place for one in map(Path, sources) for place in (one.parent.resolve() / one.name, one.resolve())]
+    held = [place for place in read if place.exists() and place.is_relative_to(target)]
+    held += [state.parent for state in target.rglob("trainer_state.json")]
+    if held:
+        raise ValueError(f"{folder}: is or holds {held[0]}, which would be lost; choose another folder")
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:

@@ -169,11 +169,12 @@ def check_indices(folder: str | Path) -> None:
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:
     """Refuse a model of which some weights were made up while loading, by what `from_pretrained` says of that."""
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}")
-    for name, stored, wanted in sorted(info["mismatched_keys"]):
-        shapes = f"has the shape {list(stored)} instead of {list(wanted)} of config.json"
-        raise ValueError(f"{name_or_path}: {name} {shapes}")
+    wrong = [f"lack {name}" for name in sorted(info["missing_keys"])]
+    wrong += [
+        f"have {name} of shape {[*own]}, not {[*wanted]}" for name, own, wanted in sorted(info["mismatched_keys"])
+    ]
+    if wrong:
+        raise ValueError(f"{name_or_path}: the weights {wrong[0]}; of {len(wrong)} tensors that do not fit")
     if unused := sorted(info["unexpected_keys"]):
         logger.warning(
             "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]

@@ -3,7 +3,7 @@
 A further task is a folder beside `translation/` and `images/`, a row here, and its model classes in `families.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .data.checked_fields import check_name
-from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
 from .images import card as image_card
@@ -21,7 +20,7 @@ from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .papers import PAPERS, Paper
-from .saved_models import can_open, load_config
+from .saved_models import can_open
 from .training.recipe import Recipe, override, read_sections
 from .translation import card as translation_card
 from .translation.defaults import default_recipe
@@ -131,23 +130,6 @@ def task_of_model_type(model_type: Any) -> Task:
         if task.auto_class in models:
             return task
     raise ValueError(f"model_type {model_type!r} is none of reluformers' models")
-
-
-def evaluate(model: str | Path, data: str | Mapping[str, Any], **fields: Any) -> Evaluation:
-    """Score a saved model on a data set: its task's metrics, speed and, if wanted, the statistics of its attention.
-
-    Args:
-        model: folder or Hub id.
-        data: Hub id, folder or file of the rows.
-        fields: further fields of `ScoringOptions`, and those of the task's: `TranslationScoring`, `ImageScoring`.
-
-    Raises:
-        ValueError: model or data cannot be loaded or do not fit each other, or a field has a value that is not
-            allowed.
-        TypeError: a field is not known.
-    """
-    scorer = task_of(load_config(model, trust_remote_code=fields.get("trust_remote_code", False))).scorer
-    return scorer(scorer.options_class(model=model, data=data, **fields)).run()
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -47,13 +47,8 @@ def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
 def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *lists: str) -> None:
     """Move changes from behind an option of several values to the list that they are meant for.
 
-    `--seeds 1 2 data.train=FILE` has argparse think that the file is a seed.
-
-    Args:
-        options: of a command.
-        changes: name of the list of changes.
-        form: of a change.
-        lists: names of the options of several values, none of which are of that form.
+    `--seeds 1 2 data.train=FILE` has argparse think that the file is a seed. `changes` and `lists` name options of
+    several values, and those of the latter have another form.
     """
     for name in lists:
         if (values := getattr(options, name)) is None:  # not given, which may mean all

@@ -44,7 +44,7 @@ def exchange_source(
         overwrite: whether to replace a folder that is there.
     """
     place = str(source)
-    check_output_folder(folder, source, inside=True)
+    check_output_folder(folder, source)
     config = load_config(place)
     with opening(place, "a model of transformers"):
         model_class = getattr(transformers, config.architectures[0])

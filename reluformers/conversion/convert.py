@@ -173,7 +173,7 @@ def convert(
         overwrite: whether to replace a folder that is there.
         given: fields of our configuration that hold whatever the source says.
     """
-    check_output_folder(folder, source, inside=True)
+    check_output_folder(folder, source)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)
     for name in given:  # a preset takes names that are no fields
@@ -184,7 +184,7 @@ def convert(
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
     """Write one of our softmax models as the model of transformers that computes the same, if there is one."""
     place = str(source)
-    check_output_folder(folder, place, inside=True)
+    check_output_folder(folder, place)
     config = load_config(place)
     with opening(place, "its configuration"):
         target = target_of(config)

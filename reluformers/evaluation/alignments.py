@@ -98,10 +98,7 @@ def word_alignments(
     The end token takes part in nothing, and a word whose weights are all zero has no link (null attention).
 
     Args:
-        model: any encoder–decoder that returns cross-attention.
-        tokenizers: of source and target.
-        pairs: source and target texts.
-        max_tokens: tokens of a batch with padding, of the longer side.
+        model, tokenizers, pairs, max_tokens: as in `measure_pairs`.
 
     Yields:
         The alignments of each pair, in their order.

@@ -59,7 +59,7 @@ def export_onnx(
         ValueError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
             float32 give other logits than the model.
     """
-    check_output_folder(folder, model, inside=True)
+    check_output_folder(folder, model)
     task = task_of_model_type(load_config(model).model_type)
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None

@@ -102,7 +102,7 @@ def export_page(
         ValueError, OSError: a model cannot be exported or shown, two have one name, or a file of the runtime is not
             the pinned one.
     """
-    check_output_folder(folder, *models, inside=True)
+    check_output_folder(folder, *models)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         for path in SITE.iterdir():
             shutil.copyfile(path, unfinished / path.name)

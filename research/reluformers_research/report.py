@@ -143,18 +143,14 @@ class TableReport:
         _check_same_data(self.table.name, [*self.runs[first].records, *self.runs[second].records])
         return self.evidence.difference(self.runs[first].key, self.runs[second].key, measure)
 
-    def markdown(self, *, explain: bool = True) -> str:
-        """The table, its footnotes and the verdicts.
-
-        Args:
-            explain: whether to say what the columns mean; a page of many tables says it once.
-        """
+    def markdown(self) -> str:
+        """The table, its footnotes and the verdicts; docs/research/tables.md says what the columns mean."""
         rows = [self._line(one) for one in self.runs.values() if one.is_begun]
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-        parts = [markdown_table(columns, lines), self._footnote(explain)]
+        parts = [markdown_table(columns, lines), self._footnote()]
         begun = {claim: found for claim, found in self.verdicts.items() if self.is_begun(claim)}
         of_scores = [claim for claim in begun if claim.measure == SCORE]
         if of_scores:
@@ -223,7 +219,7 @@ class TableReport:
         """How a value is written."""
         return METRICS[measure].format if measure in METRICS and measure != LOSS else "{:.3f}".format
 
-    def _footnote(self, explain: bool) -> str:
+    def _footnote(self) -> str:
         """Data, seeds and versions of the runs."""
         records = [record for runs in self.runs.values() for record in runs.records]
         if not records:
@@ -233,12 +229,6 @@ class TableReport:
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
-        if explain:
-            split = "test" if self.task.main_metric == LOSS else "validation"
-            notes.append(
-                f"loss on the {split} set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
-                "95 % interval"
-            )
         if any(runs.records and not self.evidence.has_rows(runs.key, runs.key, LOSS) for runs in self.runs.values()):
             notes.append("intervals of the loss are over seeds alone: records kept no loss of each row")
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]

@@ -42,10 +42,7 @@ def score_pairs(
     0 for every pair if the attention cannot be null, as softmax.
 
     Args:
-        model: any encoder–decoder that returns cross-attention.
-        tokenizers: of source and target.
-        pairs: source and target texts.
-        max_tokens: tokens of a batch with padding, of the longer side.
+        model, tokenizers, pairs, max_tokens: as in `measure_pairs`.
 
     Yields:
         The score of each pair, in their order.

@@ -46,11 +46,8 @@ def analyse(
     """Measure statistics in one pass over a data set, of translation models with teacher forcing.
 
     Args:
-        model: an encoder–decoder or a vision model; it is evaluated with the eager attention, which returns weights,
-            and left in the mode it came in.
-        batches: dicts with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 = padding) and, where
-            there is padding, `attention_mask` [batch, source_len] (1 = real); or with `pixel_values` [batch, channels,
-            height, width] and perhaps `labels` [batch]. Memory is bounded by the largest of them.
+        model, batches: as in `observing` of the library; of images perhaps with `labels` [batch]. Memory is bounded by
+            the largest batch.
         statistics: see every batch.
         shuffled: see every batch of texts with the targets moved by one row, so that none belongs to its source (ReLA
             §5.2 shuffles them over the whole set; here they are about as long as the true ones). Batches of one row

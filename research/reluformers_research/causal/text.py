@@ -70,11 +70,7 @@ def clean(text: str) -> str:
 
 
 def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
-    """Documents of the rows of one file.
-
-    Raises:
-        ValueError: a row has no translation or no document.
-    """
+    """Documents of the rows of one file; a `ValueError` where a row has none."""
 
     def name_of(row: dict) -> str:
         if row.get("doc_id") is None:
@@ -84,10 +80,7 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
     for name, group in itertools.groupby(rows, name_of):
         sentences: dict[str, list[str]] = {}
         for row in group:
-            pair = row.get("translation")
-            if not isinstance(pair, dict):
-                raise ValueError(f"{source}: a row has the keys {', '.join(row)}, but must have translation")
-            for language, text in pair.items():
+            for language, text in row["translation"].items():
                 if isinstance(text, str) and (cleaned := clean(text)):
                     sentences.setdefault(language, []).append(cleaned)
         for language, texts in sentences.items():

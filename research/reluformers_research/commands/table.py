@@ -152,7 +152,7 @@ def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lea
     leads = find_leads(evidence)
     blocks = {"leads": leads_table(leads), "counts": counts(reports), "claims": claims_table(reports)}
     for (name, setting), report in zip(names, reports, strict=True):
-        blocks[f"table: {name} {setting}"] = report.markdown(explain=False)
+        blocks[f"table: {name} {setting}"] = report.markdown()
     for page, text in texts.items():
         write_text(page, replace_blocks(text, blocks))
     return leads
