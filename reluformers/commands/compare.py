@@ -19,7 +19,7 @@ from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation,
 from reluformers.files import read_json
 from reluformers.publish.finished_run import read_recipe
 from reluformers.tasks import Task, task_named
-from reluformers.training.meter import median_speed
+from reluformers.training.callbacks import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")

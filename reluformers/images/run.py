@@ -13,7 +13,7 @@ from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.sources import naming, read_splits
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.arguments import TaskTrainingArguments
-from reluformers.training.meter import median_speed
+from reluformers.training.callbacks import median_speed
 from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 
@@ -74,7 +74,6 @@ def train_image_classification(
         described = {name: splits[name] for name in ("train", "validation") if name in splits}
         run.begin({name: {"classes": classes, **describe_images(split)} for name, split in described.items()})
         model, new_labels = build_model(recipe, splits["train"], run.checkpoint, run.report)
-        run.claim(model)
         trainer = build_trainer(recipe, run.args, splits, model, new_labels)
         run.train(trainer)
         splits.pop("train")

@@ -1,24 +1,28 @@
 """The parts of a training run that do not depend on its task: where it goes on, its course, its finished folder."""
 
+import json
 import logging
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock
-from transformers import PreTrainedModel, TrainerState, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import set_seed
 
 from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import read_json, replace_directory, write_json
 
+from .arguments import TaskTrainingArguments
 from .averaging import mean_weights
+from .callbacks import GiveBackMemory, keep_freed_memory
 from .checkpoints import (
     LOCK_FILE,
     check_model,
@@ -26,11 +30,9 @@ from .checkpoints import (
     checkpoints_of,
     read_manifest,
     set_aside_later,
+    step_of,
 )
-from .identity import check_same_run, run_record
-from .memory import GiveBackMemory, keep_freed_memory
 from .recipe import Recipe
-from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,32 @@ RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
 _PATIENCE = 10.0  # seconds: the workers of a killed run hold its lock until they notice
+# What may change when a run goes on; it holds from the checkpoint on. Of `data`, the rows are compared in place of the
+# names under which they lie.
+MAY_CHANGE = frozenset(
+    {
+        *(f"data.{name}" for name in ("path", "name", "revision", "train", "validation", "test")),
+        *(f"training.{name}_strategy" for name in ("eval", "logging", "save")),
+        *(f"training.{name}_steps" for name in ("eval", "logging", "save", "max")),
+        *(f"training.dataloader_{name}" for name in ("num_workers", "persistent_workers", "pin_memory")),
+        "data.check_images",
+        "data.num_proc",
+        "training.average_last",
+        "training.ddp_timeout",
+        "training.dataloader_prefetch_factor",
+        "training.disable_tqdm",
+        "training.early_stopping_patience",
+        "training.logging_first_step",
+        "training.num_train_epochs",
+        "training.per_device_eval_batch_size",
+        "training.report_to",
+        "training.run_name",
+        "training.save_total_limit",
+    }
+)
+# sections all of whose keys may change
+MAY_CHANGE_SECTIONS = frozenset({"decoding"})
+_VERSIONS = ("torch", "transformers", "reluformers")
 
 
 class Run:
@@ -65,17 +93,12 @@ class Run:
         self.checkpoint: Path | None = None
         if recipe.start is not None:
             check_model(recipe.start)
-        self._earlier: dict[str, Any] = {}
-        self._is_at_end = False
 
-    def find_checkpoint(self, resume: str | Path | None) -> None:
-        """Find where the run goes on, as the first process sees it; see `checkpoint_to_resume`."""
-        found: list[Any] = [None, {}]
-        if self.is_first:
-            checkpoint = checkpoint_to_resume(self.output_dir, resume)
-            found = [checkpoint, {} if checkpoint is None else read_manifest(checkpoint)["run"]]
-        self.checkpoint, self._earlier = broadcast_object_list(found)
-        self._check_same()
+    def check_same(self) -> None:
+        """Make sure that the run is that of the checkpoint, as far as its record is known by now."""
+        if self.checkpoint is not None:
+            earlier = read_manifest(self.checkpoint)["run"]
+            check_same_run(self.checkpoint, earlier, self.record, self.recipe.arguments_class)
 
     def begin(self, data: dict[str, dict[str, Any]]) -> None:
         """Make sure that the data are those of the checkpoint, and draw the seed.
@@ -84,57 +107,32 @@ class Run:
             data: what tells training and validation rows from others: split → number of rows, checksums, names.
         """
         self.record["data"] = data
-        self._check_same()
+        self.check_same()
         set_seed(self.args.seed)
-        if self.args.device.type == "cpu":
-            keep_freed_memory()
 
-    def _check_same(self) -> None:
-        if self.checkpoint is not None:
-            check_same_run(self.checkpoint, self._earlier, self.record, self.recipe.arguments_class)
-
-    def claim(self, model: PreTrainedModel) -> None:
-        """Make the folder that of this run: nothing can be wrong with recipe, data and model any more."""
+    def train(self, trainer: TaskTrainer) -> None:
+        """Make the folder that of this run, train to the end, and give the model its final weights."""
         if self.is_first:
             if aside := set_aside_later(self.output_dir, self.checkpoint):
                 self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
-        self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-
-    def train(self, trainer: TaskTrainer, has_ended: Callable[[Path], bool] = lambda checkpoint: False) -> None:
-        """Train to the end, and give the model its final weights.
-
-        Args:
-            trainer: of the run.
-            has_ended: whether something but the number of updates ended training at a checkpoint.
-        """
+        self.report(f"model: {type(trainer.model).__name__}, {trainer.model.num_parameters():,} parameters")
         trainer.run_record = self.record
-        trainer.add_callback(GiveBackMemory())
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
+            trainer.add_callback(GiveBackMemory())
         started = time.perf_counter()
-        if self.checkpoint is not None and (self._is_finished(trainer) or has_ended(self.checkpoint)):
-            self.report(f"{self.checkpoint}: training is at its end")
-            self._is_at_end = True
-            _load_finished(trainer, self.checkpoint)
-        elif self.checkpoint is not None and self.args.save_only_model:
-            raise ValueError(f"{self.checkpoint}: was saved without what the optimizer knows (save_only_model)")
-        else:
-            trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
+        trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
         self._seconds = round(time.perf_counter() - started, 1)
+        self._was_finished = self.checkpoint is not None and step_of(self.checkpoint) == trainer.state.global_step
+        if self._was_finished:
+            self.report(f"{self.checkpoint}: training is at its end")
         if self.args.average_last > 1:
             _load_average(trainer)
         if trainer.weight_average:
             trainer.weight_average.replace_weights()
         if self.args.save_strategy == "no":  # no checkpoint has the weights, should the evaluation fail
             trainer.save_model(str(self.output_dir / UNFINISHED_MODEL))
-
-    def _is_finished(self, trainer: TaskTrainer) -> bool:
-        """Whether the checkpoint holds the last update of the run."""
-        state = TrainerState.load_from_json(str(self.checkpoint / TRAINER_STATE_NAME))
-        *_, max_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-        if state.global_step > max_steps:
-            raise ValueError(f"{self.checkpoint}: has {state.global_step} updates, but {max_steps} are asked for")
-        is_stopped = trainer.early_stopping is not None and trainer.early_stopping.has_ended(state)
-        return state.global_step >= max_steps or is_stopped
 
     def save(self, trainer: TaskTrainer, scores: dict[str, Any]) -> dict[str, Any]:
         """Write the finished model into the output folder, each file complete or not at all; gives `results.json`."""
@@ -155,8 +153,8 @@ class Run:
             move(path, self.output_dir / path.name)
         unfinished.rmdir()
         log = trainer.state.log_history
-        # at its end a run has the log of its checkpoint, without the scores that came after
-        if not (self._is_at_end and (self.output_dir / LOG_FILE).is_file()):
+        # a run that was finished has the log of its checkpoint, without the scores that came after
+        if not (self._was_finished and (self.output_dir / LOG_FILE).is_file()):
             write_json(self.output_dir / LOG_FILE, log)
         write_json(self.output_dir / RESULTS_FILE, results)
         if any("loss" in entry or "eval_loss" in entry for entry in log):
@@ -166,7 +164,7 @@ class Run:
     def _training_seconds(self) -> dict[str, float]:
         """`training_seconds` if they are known, which those of earlier starts are not."""
         path = self.output_dir / RESULTS_FILE
-        if self._is_at_end and path.is_file():
+        if self._was_finished and path.is_file():
             return {name: value for name, value in read_json(path).items() if name == "training_seconds"}
         return {} if self.checkpoint else {"training_seconds": self._seconds}
 
@@ -190,27 +188,11 @@ def open_run(
     """Begin a run, and keep others out of its folder for the time of a block; arguments as of the tasks' trainings."""
     run = Run(recipe, output_dir, report)
     with only_run(run.output_dir) if run.is_first else nullcontext():
-        run.find_checkpoint(resume)
+        # as the first process sees it
+        found = [checkpoint_to_resume(run.output_dir, resume) if run.is_first else None]
+        (run.checkpoint,) = broadcast_object_list(found)
+        run.check_same()
         yield run
-
-
-def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
-    """Bring the trainer to where training ended."""
-    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    state.is_local_process_zero = trainer.is_local_process_zero()
-    state.is_world_process_zero = trainer.is_world_process_zero()
-    trainer.state = state
-    best = Path(state.best_model_checkpoint or checkpoint)
-    weights = best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint
-    check_model(weights)
-    if (weights / SHARDED_WEIGHTS).is_dir():
-        trainer.model.load_state_dict(read_sharded_weights(weights))
-    else:
-        trainer.model.load_state_dict(type(trainer.model).from_pretrained(weights).state_dict())
-    if trainer.weight_average:
-        trainer.weight_average.load(checkpoint)
-    # with the autocast that training would have left
-    trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
 
 def _load_average(trainer: TaskTrainer) -> None:
@@ -222,3 +204,52 @@ def _load_average(trainer: TaskTrainer) -> None:
     if folders:
         averaged = type(model).from_pretrained(None, config=model.config, state_dict=mean_weights(folders))
         model.load_state_dict(averaged.state_dict())
+
+
+def run_record(recipe: Recipe, args: TaskTrainingArguments) -> dict[str, Any]:
+    """What a run trains with, as JSON has it; `data` comes to it when they are read."""
+    record = {
+        "recipe": recipe.to_dict(),
+        "processes": args.world_size,
+        "devices_per_process": max(args.n_gpu, 1),
+        "mixed_precision": args.mixed_precision,
+        "versions": {name: version(name) for name in _VERSIONS},
+    }
+    return json.loads(json.dumps(record, default=str))
+
+
+def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any], owner: type) -> None:
+    """Refuse to go on with what would make another run of it; other versions of libraries are a warning.
+
+    Args:
+        checkpoint: where the run goes on.
+        before: its record.
+        now: the record of this start; of its `data`, what both describe is compared.
+        owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
+    """
+    earlier, asked = _flat(before, now), _flat(now, before)
+    for key in sorted(earlier.keys() | asked.keys()):
+        section, _, name = key.partition(".")
+        if key in MAY_CHANGE or section in MAY_CHANGE_SECTIONS:
+            continue
+        default = getattr(owner, name, None) if section == "training" else None
+        was, wanted = earlier.get(key, default), asked.get(key, default)
+        if was != wanted:
+            was, wanted = (textwrap.shorten(repr(value), 100) for value in (was, wanted))
+            raise ValueError(f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for")
+    if before["versions"] != now["versions"]:
+        logger.warning(
+            "%s was written by %s: weights will differ in their last digits", checkpoint, before["versions"]
+        )
+
+
+def _flat(record: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Name → value of everything that is compared with another record."""
+    values = {name: record[name] for name in ("processes", "devices_per_process")}
+    for section, content in record["recipe"].items():
+        parts = content.items() if isinstance(content, dict) else [("", content)]
+        values |= {f"{section}.{key}": value for key, value in parts}
+    for split, description in record.get("data", {}).items():
+        known = other.get("data", {}).get(split, {})
+        values |= {f"data.{split} ({what})": value for what, value in description.items() if what in known}
+    return values

@@ -5,19 +5,12 @@ once, since torch refuses one that two groups see; encoder–decoders have three
 """
 
 from collections import defaultdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from accelerate import Accelerator
-from accelerate.utils import SAFE_WEIGHTS_NAME, merge_fsdp_weights
-from accelerate.utils.constants import FSDP_MODEL_NAME
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from .arguments import TaskTrainingArguments
-
-SHARDED_WEIGHTS = f"{FSDP_MODEL_NAME}_0"
 
 
 def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
@@ -61,10 +54,3 @@ def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
             mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
             offload_policy=plugin.cpu_offload,
         )
-
-
-def read_sharded_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint that was written in pieces, on the CPU."""
-    with TemporaryDirectory() as folder:
-        merge_fsdp_weights(str(Path(checkpoint, SHARDED_WEIGHTS)), folder)
-        return load_file(Path(folder, SAFE_WEIGHTS_NAME))

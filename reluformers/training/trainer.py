@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainerState
+from transformers import PrinterCallback, Trainer
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
@@ -27,10 +27,9 @@ from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
 from .arguments import TaskTrainingArguments
-from .checkpoints import begin_checkpoint, complete_checkpoint, rotate_checkpoints
-from .meter import TrainingMeter
+from .callbacks import EarlyStopping, EndOfEpoch, LogLines, TrainingMeter, WeightAverage
+from .checkpoints import begin_checkpoint, check_model, complete_checkpoint, rotate_checkpoints
 from .sharding import check_sharding, shard_tied_weights
-from .weight_average import WeightAverage
 
 
 class TaskTrainer(Trainer):
@@ -60,13 +59,11 @@ class TaskTrainer(Trainer):
         super().__init__(*arguments, **options)
         check_sharding(self.accelerator, self.args)
         self.add_callback(self.meter)
-        self.add_callback(_EndOfEpoch())
+        self.add_callback(EndOfEpoch())
         if self.pop_callback(PrinterCallback):
             self.add_callback(LogLines())
-        self.early_stopping = None
         if self.args.early_stopping_patience is not None:
-            self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
-            self.add_callback(self.early_stopping)
+            self.add_callback(EarlyStopping(self.args.early_stopping_patience))
         self.weight_average = None
         if self.args.ema_decay is not None:
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
@@ -186,6 +183,18 @@ class TaskTrainer(Trainer):
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
 
+    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
+        """Train for an epoch, unless callbacks say that training was at its end at the checkpoint."""
+        if self.control.should_training_stop:
+            return
+        if self._resumed_from and self.args.save_only_model:
+            raise ValueError(f"{self._resumed_from}: was saved without what the optimizer knows (save_only_model)")
+        super()._run_epoch(*arguments, **options)
+
+    def _load_best_model(self) -> None:
+        check_model(self.state.best_model_checkpoint)
+        super()._load_best_model()
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save, seal the checkpoint when everything is in it, and only then delete older ones."""
         self._check_finite()
@@ -226,64 +235,3 @@ class TaskTrainer(Trainer):
             "prefetch_factor": args.dataloader_prefetch_factor,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
         }
-
-
-class EarlyStopping(EarlyStoppingCallback):
-    """Stops as the callback of transformers does, and goes on counting where a checkpoint left off.
-
-    Any final weights go with it, and evaluations behind training do not matter to it.
-    """
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.early_stopping_patience_counter = self.counted(state)
-        # the state of a checkpoint from before there was a patience; `Trainer` writes into it
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
-            super().on_evaluate(args, state, control, metrics, **kwargs)
-
-    @staticmethod
-    def counted(state: TrainerState) -> int:
-        """Evaluations without a better one at the end of a checkpoint, by its state."""
-        known = state.stateful_callbacks.get(EarlyStopping.__name__) or {}
-        return known.get("attributes", {}).get("early_stopping_patience_counter", 0)
-
-    def has_ended(self, state: TrainerState) -> bool:
-        """Whether training ended at a checkpoint for its sake."""
-        return self.counted(state) >= self.early_stopping_patience
-
-
-class LogLines(PrinterCallback):
-    """Prints a line for each entry of the log at once, also where a file or a pipe takes them."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_local_process_zero and logs is not None:
-            shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()}
-            shown.pop("total_flos", None)
-            print({"step": f"{state.global_step}/{state.max_steps}", **shown}, flush=True)
-
-
-class _EndOfEpoch(TrainerCallback):
-    """Evaluates and logs for an epoch at its last update, before a checkpoint of that update is saved.
-
-    `Trainer` does so after it, and a run that goes on from there would never see that score. The intervals in steps
-    are those of the arguments, also where `Trainer` took those of a checkpoint.
-    """
-
-    evaluated = 0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        state.compute_steps(args, state.max_steps)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if not state.epoch.is_integer() and state.global_step < state.max_steps:
-            return
-        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        self.evaluated = state.global_step
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        control.should_evaluate &= self.evaluated != state.global_step

@@ -4,19 +4,15 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from sacrebleu.metrics import BLEU
 from transformers import PreTrainedModel
-from transformers.trainer import SCHEDULER_NAME
 
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text
-from reluformers.training.identity import describe_tokens
 from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 
@@ -26,6 +22,7 @@ from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data
 from .recipe import DecodingSection, TranslationRecipe
 from .streaming import PairStream
+from .tokenized_rows import describe_tokens
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -71,9 +68,8 @@ def train_translation(
         train = prepared.train.describe() if is_stream else describe_tokens(prepared.train)
         run.begin({"train": train, "validation": describe_tokens(validation)})
         model = build_model(recipe, prepared, run.checkpoint, run.report)
-        run.claim(model)
         trainer = build_trainer(recipe, run.args, prepared, model)
-        run.train(trainer, partial(_is_plateau_over, run.args))
+        run.train(trainer)
         if recipe.data.held_out is not None and run.is_first:
             _write_held_out(run, validation)
         return run.save(trainer, _score(run, trainer, prepared))
@@ -99,15 +95,6 @@ def build_trainer(
             trainer.get_eval_dataloader(dataset)
     add_transfer(trainer, recipe)
     return trainer
-
-
-def _is_plateau_over(args: TranslationTrainingArguments, checkpoint: Path) -> bool:
-    """Whether the plateau schedule had come to its end at a checkpoint."""
-    if args.schedule != "warmup_then_plateau":
-        return False
-    schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
-    is_warm = schedule["last_epoch"] >= schedule["warmup_steps"]
-    return bool(schedule["scores"]) and is_warm and max(schedule["_last_lr"]) < schedule["min_lr"]
 
 
 def _write_held_out(run: Run, rows: Any) -> None:

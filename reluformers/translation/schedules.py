@@ -61,4 +61,9 @@ class WarmupThenPlateau(LRScheduler):
             self._last_lr = self.get_lr()
             for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
                 group["lr"] = rate
-        return max(self.get_lr()) < self.min_lr
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training should stop."""
+        return bool(self.scores) and self.last_epoch >= self.warmup_steps and max(self.get_lr()) < self.min_lr

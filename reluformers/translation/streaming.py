@@ -9,9 +9,8 @@ from datasets import Dataset, IterableDataset
 
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.streaming import BatchStream, BlockStream
-from reluformers.training.identity import describe_tokens
 
-from .tokenized_rows import token_lengths
+from .tokenized_rows import describe_tokens, token_lengths
 
 # rows by which two streams are told apart, of their first and of their last shard
 _SAMPLE = 1000

@@ -26,8 +26,8 @@ from reluformers.errors import DivergenceError, run_main
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
 from reluformers.saved_models import to_accelerator
+from reluformers.training.callbacks import median_speed
 from reluformers.training.checkpoints import checkpoints_of
-from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 

@@ -10,7 +10,7 @@ import pytest
 # page faults of tensors that are made and freed again and again, of 64 MB and touched as a whole
 FAULTS = """
 import resource, torch
-from reluformers.training.memory import keep_freed_memory
+from reluformers.training.callbacks import keep_freed_memory
 if {keeps}:
     assert keep_freed_memory()
 for _ in range(4):  # the heap grows
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = """
 import torch
 from transformers import TrainerState
-from reluformers.training.memory import EVERY, GiveBackMemory, keep_freed_memory
+from reluformers.training.callbacks import EVERY, GiveBackMemory, keep_freed_memory
 assert keep_freed_memory()
 def pages():
     with open("/proc/self/statm") as file:

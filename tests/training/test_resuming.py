@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from builders.translation_runs import assert_same_weights, check_resuming, make_recipe, training_logs
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
-from reluformers.training.identity import check_same_run
+from reluformers.training.run import check_same_run
 from reluformers.translation import TranslationTrainer, preparation, train_translation
 
 PLATEAU = {
@@ -170,7 +170,7 @@ def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
     # left behind by a longer run
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-9")
     (tmp_path / "run" / "checkpoint-9" / "optimizer.pt").unlink()
-    monkeypatch.setattr(TranslationTrainer, "train", None)
+    monkeypatch.setattr(TranslationTrainer, "training_step", None)
     again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
     assert again == first
     assert_same_weights(tmp_path, tmp_path / "run")
@@ -189,7 +189,7 @@ def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkey
     options["lr_scheduler_kwargs"] = {"min_lr": 1.0}
     first = train_translation(make_recipe(files, **options), tmp_path / "run")
     assert first["steps"] == 1
-    monkeypatch.setattr(TranslationTrainer, "train", None)
+    monkeypatch.setattr(TranslationTrainer, "training_step", None)
     assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
 
 

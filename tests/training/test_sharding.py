@@ -11,13 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import merge_fsdp_weights
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors.torch import load_file
 
 from builders.commands import SCRIPTS, launch
 from builders.models import build_config
 from builders.translation_runs import assert_same_weights, copy_as_interrupted, make_recipe, write_toy_files
 from reluformers.tasks import task_of
-from reluformers.training.sharding import check_sharding, read_sharded_weights
+from reluformers.training.sharding import check_sharding
 from reluformers.translation import TranslationTrainingArguments
 
 FSDP = {
@@ -97,11 +99,18 @@ def test_weights_in_pieces_train_as_whole_ones(tmp_path):
         assert results[0][key] == results[1][key]
 
     # one tie, through both updates between the checkpoints
-    first, last = (read_sharded_weights(folders[1] / f"checkpoint-{step}") for step in (2, 4))
+    for step in (2, 4):
+        pieces = folders[1] / f"checkpoint-{step}" / f"{FSDP_MODEL_NAME}_0"
+        merge_fsdp_weights(str(pieces), str(tmp_path / f"merged-{step}"))
+    first, last = (load_file(tmp_path / f"merged-{step}" / "model.safetensors") for step in (2, 4))
     assert not torch.equal(first[TIED[0]], last[TIED[0]])
     for pieces in (first, last):
         assert torch.equal(pieces[TIED[0]], pieces[TIED[1]])
         assert torch.equal(pieces[TIED[0]], pieces[TIED[2]])
 
     run_sharded(recipe, copy_as_interrupted(folders[1], tmp_path / "resumed"), "last")
+    assert_same_weights(folders[1], tmp_path / "resumed")
+    # and what is at its end, is read from its pieces
+    (tmp_path / "resumed" / "model.safetensors").unlink()
+    run_sharded(recipe, tmp_path / "resumed", "last")
     assert_same_weights(folders[1], tmp_path / "resumed")

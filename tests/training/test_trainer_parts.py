@@ -7,8 +7,7 @@ import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
 from reluformers.data.batches import PairCollator
-from reluformers.training.meter import TrainingMeter
-from reluformers.training.trainer import _EndOfEpoch
+from reluformers.training.callbacks import EndOfEpoch, TrainingMeter
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers.translation.trainer import count_tokens
@@ -60,5 +59,5 @@ def test_null_rates_are_asked_for_where_a_log_is_due(tmp_path, strategy, logged)
 @pytest.mark.parametrize(("epoch", "due"), [(1.0, False), (1.5, False), (2.0, True), (2.5, False)])
 def test_evaluations_after_epochs_may_start_later(tmp_path, epoch, due):
     args, control = TranslationTrainingArguments(str(tmp_path), eval_strategy="epoch", eval_delay=2), TrainerControl()
-    _EndOfEpoch().on_step_end(args, TrainerState(epoch=epoch, global_step=3, max_steps=9), control)
+    EndOfEpoch().on_step_end(args, TrainerState(epoch=epoch, global_step=3, max_steps=9), control)
     assert control.should_evaluate == due

@@ -11,7 +11,7 @@ from builders.image_runs import make_image_recipe, make_image_trainer, write_ima
 from builders.translation_runs import check_resuming, training_logs
 from reluformers.images import train_image_classification
 from reluformers.images.run import load_splits
-from reluformers.training.weight_average import WEIGHT_AVERAGE_FILE
+from reluformers.training.callbacks import WEIGHT_AVERAGE_FILE
 
 DECAY = 0.7
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums, tensors_of
-from reluformers.training.meter import median_speed
+from reluformers.training.callbacks import median_speed
 from reluformers.training.run import open_run
 from reluformers.training.trainer import TaskTrainer
 
@@ -53,7 +53,6 @@ def train_causal(
         splits = {"train": train, "validation": validation}
         run.begin({name: {"rows": len(rows), "sum": int(rows["input_ids"][:].sum())} for name, rows in splits.items()})
         model = build_model(recipe.model_config(vocab_size=tokenizer.get_vocab_size()), recipe.attention)
-        run.claim(model)
         trainer = CausalTrainer(
             model, run.args, train_dataset=train, eval_dataset=validation, loss_weights=recipe.loss_weights
         )

@@ -1,0 +1,229 @@
+"""What happens beside training: the log, its speed and its end, the average of the weights, and freed memory."""
+
+import ctypes
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer_utils import IntervalStrategy
+
+WEIGHT_AVERAGE_FILE = "weight_average.pt"
+# <malloc.h> of glibc
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+LARGEST = 2**31 - 1
+EVERY = 100  # updates after which freed memory is given back
+_STATISTICS = ("regularization_loss", "null_rate", "distillation_loss", "attention_loss")
+
+
+class TrainingMeter(TrainerCallback):
+    """Adds up what was trained on, seconds and model statistics between two logs, without waiting for the device.
+
+    The clock runs from `start` to the end of an update, with its data loading; evaluation and saving stay outside.
+
+    Args:
+        count: says what a batch holds, name → number, a scalar on the device of the batch.
+    """
+
+    def __init__(self, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]):
+        self.count = count
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was added."""
+        self._seconds = 0.0
+        self._started: float | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._reports: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """An update begins."""
+        self._started = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Training begins, or goes on."""
+        self._begun, self._first = time.perf_counter(), state.global_step
+
+    def seconds_left(self, state: TrainerState) -> int:
+        """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
+        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        return round((time.perf_counter() - self._begun) / max(done, 1) * left)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """An update is over, before evaluation and saving."""
+        if self._started is not None:
+            self._seconds += time.perf_counter() - self._started
+            self._started = None
+
+    def add(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """Count one batch by inputs and outputs of the model; statistics that it reports are scalars."""
+        reported = {name: outputs[name].detach().float() for name in _STATISTICS if outputs.get(name) is not None}
+        self._reports.update(list(reported))
+        for name, value in (self.count(inputs) | reported).items():
+            self._sums[name] = self._sums.get(name, 0) + value
+
+    def summary(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+        """Log entries since the last summary, then start anew.
+
+        Args:
+            reduce: adds a float32 tensor [n] over the processes; None for one process. Every process must call it, and
+                have seen as many batches with each statistic.
+
+        Returns:
+            The statistics, as means over the batches that reported them, and `…_per_second` of all that is counted.
+        """
+        if not self._sums:
+            return {}
+        totals = torch.stack([value.float() for value in self._sums.values()])
+        totals = torch.cat([totals, totals.new_ones(1)])
+        *sums, processes = (reduce(totals) if reduce else totals).tolist()
+        logs = {}
+        for name, value in zip(self._sums, sums, strict=True):
+            if name in _STATISTICS:
+                logs[name] = value / (self._reports[name] * processes)
+            elif self._seconds:
+                logs[f"{name}_per_second"] = round(value / self._seconds, 1)
+        self.reset()
+        return logs
+
+
+def median_speed(log: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> float | None:
+    """Median over the training log of the sum of `keys`, such as the real tokens of both sides a second."""
+    speeds = [sum(entry[key] for key in keys) for entry in log if all(key in entry for key in keys)]
+    return statistics.median(speeds) if speeds else None
+
+
+class LogLines(PrinterCallback):
+    """Prints a line for each entry of the log at once, also where a file or a pipe takes them."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_local_process_zero and logs is not None:
+            shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()}
+            shown.pop("total_flos", None)
+            print({"step": f"{state.global_step}/{state.max_steps}", **shown}, flush=True)
+
+
+class EndOfEpoch(TrainerCallback):
+    """Evaluates and logs for an epoch at its last update, before a checkpoint of that update is saved.
+
+    `Trainer` does so after it, and a run that goes on from there would never see that score. The intervals in steps
+    are those of the arguments, also where `Trainer` took those of a checkpoint. Training that was at its end there
+    stops before an update.
+    """
+
+    evaluated = 0
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        state.compute_steps(args, state.max_steps)
+        if state.global_step > state.max_steps:
+            raise ValueError(f"the checkpoint has {state.global_step} updates, but {state.max_steps} are asked for")
+        is_over = state.global_step == state.max_steps or getattr(lr_scheduler, "is_over", False)
+        control.should_training_stop |= is_over
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not state.epoch.is_integer() and state.global_step < state.max_steps:
+            return
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluated = state.global_step
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_evaluate &= self.evaluated != state.global_step
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Stops as the callback of transformers does, and goes on counting where a checkpoint left off.
+
+    Any final weights go with it, and evaluations behind training do not matter to it.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        known = state.stateful_callbacks.get(type(self).__name__) or {}
+        counted = known.get("attributes", {}).get("early_stopping_patience_counter", 0)
+        self.early_stopping_patience_counter = counted
+        control.should_training_stop |= counted >= max(self.early_stopping_patience, 1)
+        # the state of a checkpoint from before there was a patience; `Trainer` writes into it
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
+
+
+class WeightAverage(TrainerCallback):
+    """Keeps a moving average of a model's weights: a ← decay · a + (1 − decay) · w after each update.
+
+    It starts as the weights after the first update. Buffers are those of the model.
+
+    Args:
+        model: what is trained; on its device.
+        decay: in (0, 1).
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model = model
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.average.update_parameters(self.model)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the average for the time of a block; its own weights come back untouched."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        if self.average.n_averaged:
+            for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
+                weight.data, average.data = average.data, weight.data
+
+    def replace_weights(self) -> None:
+        """Give the model the average for good."""
+        if self.average.n_averaged:
+            self.model.load_state_dict(self.average.module.state_dict())
+
+    def save(self, folder: str | Path) -> None:
+        """Write the average beside a checkpoint's other files."""
+        torch.save(self.average.state_dict(), Path(folder, WEIGHT_AVERAGE_FILE))
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from the average of a checkpoint."""
+        path = Path(folder, WEIGHT_AVERAGE_FILE)
+        self.average.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep what is freed, for this process and for good; whether it can (glibc alone).
+
+    Each update frees its logits and their gradients, and makes them again. glibc gives so large pieces back to the
+    kernel, which zeroes every page of the next ones: a quarter of the time of a small model.
+    """
+    mallopt = _of_c_library("mallopt")
+    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, LARGEST))
+
+
+class GiveBackMemory(TrainerCallback):
+    """Give kept memory that lies free back to the kernel now and then: batches of many lengths scatter the heap."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % EVERY == 0 and (trim := _of_c_library("malloc_trim")):
+            trim(0)
+
+
+def _of_c_library(name: str) -> Any:
+    """A function of glibc, or None elsewhere."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
