@@ -23,9 +23,8 @@ from .papers import PAPERS, Paper
 from .saved_models import can_open
 from .training.recipe import Recipe, override, read_sections
 from .translation import card as translation_card
-from .translation.defaults import default_recipe
 from .translation.evaluation import TranslationScorer
-from .translation.recipe import TranslationRecipe
+from .translation.recipe import TranslationRecipe, default_recipe
 from .translation.run import train_translation
 from .translation.tokenization import example_tokens
 

@@ -22,8 +22,7 @@ from reluformers.images.scoring import load_image_model
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.onnx.sessions import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
-from reluformers.translation.decoding import ONE_BEST
-from reluformers.translation.languages import saved_languages
+from reluformers.translation.decoding import ONE_BEST, saved_languages
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
 

@@ -5,7 +5,8 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
+from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from reluformers.data.checked_fields import check_name
-from reluformers.data.sources import read_hub, read_parquet, split_name, take_options, take_slice, take_split
+from reluformers.data.sources import naming, read_hub, read_parquet, split_name, take_options, take_slice, take_split
 
-from .processing import IMAGE, LABEL, image_file
+from .processing import IMAGE, LABEL, decode_image, image_file
 
 _SAMPLE = 1000  # images: all of a big set would take as long to read as an epoch
 # a name of a class that marks images without a label
@@ -89,6 +92,20 @@ def describe_images(dataset: Dataset) -> dict[str, Any]:
         "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
         "images": images.hexdigest(),
     }
+
+
+def check_images(dataset: Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:
+    """Decode every image of a split; a ValueError names row and path of one that is broken."""
+    rows = DataLoader(range(len(dataset)), 64, num_workers=num_workers, collate_fn=partial(_decode, dataset))
+    for _ in tqdm(rows, "checking images", disable=not show_progress):
+        pass
+
+
+def _decode(dataset: Dataset, rows: Sequence[int]) -> None:
+    for row in rows:
+        image = dataset[row][IMAGE]
+        with naming(f"row {row + 1}"):
+            decode_image(image_file(image), image["path"])
 
 
 def _read(source: Any, split: str) -> Dataset:

@@ -18,8 +18,7 @@ from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 
 from .augmentation import ImageCollator
-from .batches import check_images
-from .loading import class_names, describe_images, load_image_split
+from .loading import check_images, class_names, describe_images, load_image_split
 from .processing import build_image_processor
 from .recipe import ImageDataSection, ImageRecipe
 from .trainer import ImageTrainer

@@ -5,17 +5,16 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset as Rows
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_convert
+from torch.utils.data import DataLoader, Dataset, default_convert
 from transformers import BaseImageProcessor
 
-from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler
+from reluformers.data.batching import PerProcessDataLoader, SeededBatch, SeededBatchSampler
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
-from .batches import SeededImages
 from .scoring import classify
 
 # the modules whose weights big_vision calls kernels
@@ -65,7 +64,7 @@ class ImageTrainer(TaskTrainer):
             batches, batch_sampler=sampler, collate_fn=default_convert, **self.loader_options()
         )
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Rows | None = None) -> DataLoader:
         """Batches of this process, which takes every n-th image of n processes, or all under FSDP."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = range(self.args.process_index, len(dataset), self.args.world_size)
@@ -87,6 +86,26 @@ class ImageTrainer(TaskTrainer):
         gather = list if self.accelerator.is_fsdp2 else gather_object
         self.classified = classify(self.model, dataloader, gather)
         return self.classified.scores(), len(self.classified.labels)
+
+
+class SeededImages(Dataset):
+    """Batches of rows of `load_image_split`, made at random from the seed of each.
+
+    A resumed run, or one with more workers, gets the same.
+    """
+
+    def __init__(self, dataset: Rows, collator: ImageCollator):
+        self.dataset, self.collator = dataset, collator
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, batch: SeededBatch) -> dict[str, Any]:
+        """Make a batch."""
+        with torch.random.fork_rng(devices=[]):
+            # `torch.manual_seed` would seed the generators of GPUs too
+            torch.default_generator.manual_seed(batch.seed)
+            return self.collator(self.dataset.__getitems__(batch.rows))
 
 
 def count_images(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 _MODULES = {
     "TranslationRecipe": "recipe",
     "TranslationTrainer": "trainer",
-    "TranslationTrainingArguments": "arguments",
+    "TranslationTrainingArguments": "recipe",
     "train_translation": "run",
 }
 

@@ -1,5 +1,6 @@
 """Translates texts with a trained model, fast and in the given order."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,21 +8,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from reluformers.data.batches import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
 from reluformers.saved_models import load_model, set_precision, to_accelerator
 
-from .length_penalty import wu_length_penalty
 from .tokenization import Tokenizer, Tokenizers, encode_texts, load_tokenizers
 
 logger = logging.getLogger(__name__)
 
 # whatever a model was saved with: the same translation each time, and one alone
 ONE_BEST = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
-_PENALTIES = {"hf": lambda model: model, "wu": wu_length_penalty}
+# ((_OFFSET + length) / (_OFFSET + 1)) ** alpha, Wu et al. 2016, eq. 14
+_OFFSET = 5
+# what knows the languages: the recipe of a training run, and what OPUS-MT models and those made of them have
+_LANGUAGE_FILES = {"recipe.yaml": "data", "tokenizer_config.json": None}
+_LANGUAGES = ("source_lang", "target_lang")
 
 
 @dataclass(kw_only=True)
@@ -50,6 +56,10 @@ class Search:
         if self.min_new_tokens > 0:
             options["min_new_tokens"] = self.min_new_tokens
         return options
+
+    def translation_options(self) -> dict[str, Any]:
+        """What `translate` needs of it."""
+        return {**self.generation_options(), "penalty": self.penalty}
 
 
 def load_translation_model(
@@ -120,7 +130,7 @@ def translate(
         del options["length_penalty"]  # of beams alone
     translations = [""] * len(texts)
     is_hidden = None if progress is None else not progress or callable(progress)
-    was_training, searching = model.training, _PENALTIES[penalty](model)
+    was_training, searching = model.training, wu_length_penalty(model) if penalty == "wu" else model
     model.eval()
     try:
         with torch.inference_mode(), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
@@ -150,3 +160,64 @@ def saved_search(defaults: GenerationConfig) -> dict[str, Any]:
     """Beams and length penalty of a saved model, as `translate` takes them."""
     penalty = defaults.length_penalty
     return {"num_beams": defaults.num_beams or 1, "length_penalty": 1.0 if penalty is None else penalty}
+
+
+def saved_languages(name_or_path: str | Path) -> tuple[str | None, str | None]:
+    """Source and target language of a translation model, None where neither recipe nor tokenizer says it.
+
+    Args:
+        name_or_path: folder of a saved model, or a Hub id.
+    """
+    found: dict[str, str] = {}
+    for name, section in _LANGUAGE_FILES.items():
+        try:
+            content = yaml.safe_load(Path(cached_file(str(name_or_path), name)).read_text(encoding="utf-8"))
+            content = content.get(section) or {} if section else content
+            found = {key: content[key] for key in _LANGUAGES if isinstance(content.get(key), str)} | found
+        except (OSError, ValueError, AttributeError, yaml.YAMLError):
+            continue  # whoever needs the file says what is wrong with it
+    return found.get(_LANGUAGES[0]), found.get(_LANGUAGES[1])
+
+
+def wu_length_penalty(model: Any) -> Any:
+    """Copy a model, which shares all its modules, so that beam search divides by ((5 + len)/6)^α instead of len^α.
+
+    score(Y) = log P(Y|X) · 6^α / (5 + |Y|)^α,  α = `length_penalty` of `generate`, |Y| = generated tokens with </s>.
+
+    transformers divides by |Y|^α, so that an α from the papers (0.6) means something else there. The copy replaces
+    the two steps of its beam search that divide: which hypothesis wins, when the search stops, and `sequences_scores`
+    all follow the formula. Greedy search and sampling have no length penalty and stay as they are. The papers stop
+    when no running beam can win any more: `early_stopping="never"`. The model itself, which others may use meanwhile,
+    stays as it was.
+
+    Args:
+        model: a model with transformers' `generate`; merge an adapter of PEFT into its model first.
+
+    Source: Wu et al. 2016, "Google's Neural Machine Translation System", eq. 14, without the coverage term; used by
+    ReLA and QKNorm with α = 0.6.
+    """
+    generator = copy.copy(model)
+    # taken from the class: a copy of a copy must not shift the length twice
+    finish, may_improve = type(generator)._update_finished_beams, type(generator)._check_early_stop_heuristic
+
+    def update_finished_beams(*, topk_log_probs, decoder_prompt_len, length_penalty, **state):
+        return finish(
+            generator,
+            topk_log_probs=topk_log_probs * (_OFFSET + 1) ** length_penalty,
+            decoder_prompt_len=decoder_prompt_len - _OFFSET,
+            length_penalty=length_penalty,
+            **state,
+        )
+
+    def check_early_stop_heuristic(*, running_beam_scores, decoder_prompt_len, length_penalty, **state):
+        return may_improve(
+            running_beam_scores=running_beam_scores * (_OFFSET + 1) ** length_penalty,
+            decoder_prompt_len=decoder_prompt_len - _OFFSET,
+            length_penalty=length_penalty,
+            **state,
+        )
+
+    update_finished_beams.penalty_offset = _OFFSET  # for the compiled search
+    generator._update_finished_beams = update_finished_beams
+    generator._check_early_stop_heuristic = check_early_stop_heuristic
+    return generator

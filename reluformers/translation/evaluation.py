@@ -20,14 +20,12 @@ from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import atomic_write
 from reluformers.saved_models import DTYPES
 
-from .decoding import Search, load_translation_model, translate
-from .languages import saved_languages
+from .decoding import Search, load_translation_model, saved_languages, translate
 from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
-from .packing import pack_documents
 from .recipe import TranslationRecipe
 from .tokenization import Tokenizer
-from .tokenized_rows import token_lengths, tokenize_pairs
+from .tokenized_rows import pack_documents, token_lengths, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 

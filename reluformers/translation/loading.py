@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from datasets import Dataset, Features, IterableDataset, Value
 
 from reluformers.data.sources import (
     naming,
     read_hub,
     read_parquet,
+    read_splits,
     read_with,
     split_name,
     take_options,
@@ -21,6 +24,10 @@ from reluformers.data.sources import (
 from reluformers.files import iterate_lines
 
 from .rows import row_pairs
+from .tokenized_rows import PairStream
+
+if TYPE_CHECKING:
+    from .recipe import TranslationDataSection
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 _PAIRS = {"source": Value("string"), "target": Value("string")}
@@ -92,6 +99,45 @@ def stream_translation_split(
         raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
     columns = {"translation_column": translation_column}
     return _open(source, split, (source_lang, target_lang), columns, streaming=True)
+
+
+def load_splits(data: "TranslationDataSection") -> dict[str, Dataset | PairStream]:
+    """Read the splits that a recipe names: `train`, which may be a stream, `validation` and perhaps `test`.
+
+    Raises:
+        ValueError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
+    """
+    sources = data.sources()
+    needed = {"train", "validation"} - ({"validation"} if data.held_out else set())
+    if None in (data.source_lang, data.target_lang) or not needed <= sources.keys():
+        raise ValueError(
+            "data needs source_lang, target_lang and, as files or splits of data.path, train and validation"
+        )
+    splits = read_splits(data, partial(_load_split, data))
+    if data.held_out is not None:
+        splits["train"], splits["validation"] = hold_out(splits["train"], data.held_out, data.held_out_seed or 0)
+    return splits
+
+
+def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
+    """Draw `count` pairs out of a training set to evaluate on, none with an empty side.
+
+    Returns:
+        The rows whose source is not among those taken, and those taken, both in their order.
+    """
+    sources = rows["source"][:]
+    whole = [row for row, pair in enumerate(zip(sources, rows["target"], strict=True)) if all(map(str.strip, pair))]
+    drawn = np.random.default_rng(seed).permutation(whole)[:count]
+    taken = {sources[row] for row in drawn}
+    left = [row for row, source in enumerate(sources) if source not in taken]
+    return rows.select(left), rows.select(sorted(drawn))
+
+
+def _load_split(data: "TranslationDataSection", name: str, source: Any, split: str) -> Dataset | PairStream:
+    options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
+    if data.streaming and name == "train":
+        return PairStream(*stream_translation_split(source, split, **options), data.buffer_rows)
+    return load_translation_split(source, split, document_column=data.document_column, **options)
 
 
 def _open(

@@ -1,7 +1,7 @@
-"""BLEU and chrF by sacreBLEU as `evaluate` metrics that work without network and write no files."""
+"""BLEU and chrF by sacreBLEU as `evaluate` metrics that work without network and write no files; examples."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar
 
@@ -9,6 +9,8 @@ import evaluate
 from datasets import Features, List, Value
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric, Score
+
+NUM_EXAMPLES = 5
 
 
 class _SacreMetric(evaluate.Metric):
@@ -100,3 +102,25 @@ def corpus_score(
     streams = [list(stream) for stream in zip_longest(*references)]
     score = metric.corpus_score(list(predictions), streams)
     return score, metric.get_signature().format()
+
+
+def choose_examples(
+    sources: Sequence[str], references: Sequence[str], outputs: Sequence[str], count: int = NUM_EXAMPLES
+) -> list[dict[str, str]]:
+    """Choose translations to show: those equal to the reference first, then the nearest to it by chrF.
+
+    Args:
+        sources, references, outputs: texts, row by row.
+        count: at most so many.
+
+    Returns:
+        `source`, `reference` and `output` of each; rows with an empty source or output are left out, a source counts
+        once, and of equally good ones the earlier goes first.
+    """
+    chrf = CHRF()
+    firsts = {}
+    for row in zip(sources, references, outputs, strict=True):
+        firsts.setdefault(row[0], row)
+    rows = [row for row in firsts.values() if row[0].strip() and row[2].strip()]
+    rows.sort(key=lambda row: (row[1] != row[2], -chrf.sentence_score(row[2], [row[1]]).score))
+    return [dict(zip(("source", "reference", "output"), row, strict=True)) for row in rows[:count]]

@@ -5,13 +5,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
+from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from reluformers.families import seq2seq_config
-from reluformers.training.recipe import Recipe
+from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.recipe import Recipe, read_yaml
 
-from .arguments import TranslationTrainingArguments
 from .decoding import Search
+from .loading import load_translation_split
+
+Source = str | dict[str, str]
+
+# of default recipes
+TOKENS_PER_WORD = 1.3  # of vocabularies of this size
+BATCH_FILL = 0.9  # of it, without padding
+UPDATES = 10_000
+HELD_OUT_SEED = 1
 
 
 @dataclass
@@ -112,6 +123,31 @@ class DecodingSection(Search):
 
 
 @dataclass
+class TranslationTrainingArguments(TaskTrainingArguments, Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with batches by tokens, the papers' schedules and what `TaskTrainingArguments` adds.
+
+    Args:
+        max_tokens: size of a batch on one device, in tokens: rows times the longest side with padding. It replaces
+            `per_device_train_batch_size` and `per_device_eval_batch_size`.
+        schedule: `"noam"` (`learning_rate` is the factor in front) or `"warmup_then_plateau"` (`learning_rate` is the
+            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None means `lr_scheduler_type`.
+        evaluate_bleu: translate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
+
+    Raises:
+        ValueError: a field has a value that is not allowed beside the others.
+    """
+
+    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch on one device."})
+    schedule: Literal["noam", "warmup_then_plateau"] | None = field(default=None, metadata={"help": "Of the papers."})
+    evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.schedule == "warmup_then_plateau" and not (self.evaluate_bleu and self.eval_strategy != "no"):
+            raise ValueError("schedule warmup_then_plateau follows BLEU: set evaluate_bleu and an eval_strategy")
+
+
+@dataclass
 class TranslationRecipe(Recipe):
     """Everything that defines the training of a translation model.
 
@@ -151,3 +187,56 @@ class TranslationRecipe(Recipe):
         # the stream itself knows where it stands
         args.ignore_data_skip = True
         return args
+
+
+def default_recipe(
+    train: Source, source_lang: str, target_lang: str, validation: Source | None = None
+) -> dict[str, Any]:
+    """Sections of default_recipe.yaml, with the sizes that follow from some sentence pairs.
+
+    With W words on both sides, vocabulary: 4·√W tokens, 1,000 to 32,000. Training: 10,000 updates, though 3 to 50
+    epochs, or until five evaluations are no better. Without a validation set, one in twenty rows, at most 1,000, is
+    held out for it.
+
+    Args:
+        train: a file of rows, or {"source": file, "target": file} of text.
+        source_lang, target_lang: languages, keys or columns of the rows.
+        validation: as `train`.
+
+    Raises:
+        ValueError: the training set cannot be read.
+    """
+    rows = load_translation_split({"train": train}, "train", source_lang=source_lang, target_lang=target_lang)
+    characters: set[str] = set()
+    counts = []
+    for row in rows:
+        characters.update(row["source"], row["target"])
+        counts.append((_count_words(row["source"]), _count_words(row["target"])))
+    words, longer = sum(map(sum, counts)), sum(map(max, counts))
+    vocab_size = round(min(max(4 * words**0.5, 1000), 32_000), -2) + round(len(characters), -2)
+    sections = read_yaml(Path(__file__).with_name("default_recipe.yaml"))
+    data, training = sections["data"], sections["training"]
+    per_epoch = max(round(longer * TOKENS_PER_WORD / (training["max_tokens"] * BATCH_FILL)), 1)
+    epochs = min(max(round(UPDATES / per_epoch), 3), 50)
+    updates = epochs * per_epoch
+    sections["tokenizer"] = {"vocab_size": int(vocab_size)}
+    data |= {"train": train, "source_lang": source_lang, "target_lang": target_lang}
+    if validation is None:
+        data |= {"held_out": min(max(len(rows) // 20, 1), 1000), "held_out_seed": HELD_OUT_SEED}
+    else:
+        data["validation"] = validation
+    training |= {
+        "num_train_epochs": epochs,
+        "warmup_steps": min(max(updates // 10, 50), 2000),
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        "ema_decay": round(1 - 1 / min(max(updates / 20, 10), 2000), 5),
+        "logging_steps": min(max(updates // 100, 1), 100),
+        **dict.fromkeys(("eval_steps", "save_steps"), min(max(per_epoch, 200), 2000)),
+    }
+    return sections
+
+
+def _count_words(text: str) -> int:
+    """Number of words, of a language that does not separate them about that."""
+    words = len(text.split())
+    return words if len(text) < 15 * words else len(text) // 2

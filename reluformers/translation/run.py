@@ -3,31 +3,40 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from datasets import Dataset
 from sacrebleu.metrics import BLEU
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from reluformers.conversion.start import spread_batches, start_model
+from reluformers.data.batches import PairCollator
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text
 from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 
-from .arguments import TranslationTrainingArguments
-from .examples import choose_examples
-from .metrics import corpus_score
-from .preparation import PreparedData, build_model, prepare_data
-from .recipe import DecodingSection, TranslationRecipe
-from .streaming import PairStream
-from .tokenized_rows import describe_tokens
+from .loading import load_splits
+from .metrics import choose_examples, corpus_score
+from .recipe import TranslationRecipe, TranslationTrainingArguments
+from .tokenization import Tokenizers, check_tokenizers_fit, load_tokenizers, save_tokenizers, train_tokenizer
+from .tokenized_rows import PairStream, clean, describe_tokens, pack_documents, token_lengths, tokenize_pairs
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
 
 HELD_OUT_FILE = "validation.jsonl"
+# of a stream, for training its tokenizers
+TOKENIZER_ROWS = 1_000_000
+_CALIBRATION_BATCH = 32  # rows
+_TOKENIZER_OPTIONS = ("vocab_size", "min_frequency", "byte_fallback", "max_digits")
+_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in Seq2SeqTransformerConfig.sites))
 
 
 def train_translation(
@@ -75,6 +84,160 @@ def train_translation(
         return run.save(trainer, _score(run, trainer, prepared))
 
 
+@dataclass
+class PreparedData:
+    """What a run trains and evaluates on.
+
+    Args:
+        train: columns `input_ids`, `labels`, cleaned; or a stream of such rows.
+        evaluation: splits `"validation"` and perhaps `"test"`, whole, with the texts `source` and `target` too.
+        tokenizers: of the source and of the target side, which may be one.
+    """
+
+    train: Dataset | PairStream
+    evaluation: dict[str, Dataset]
+    tokenizers: Tokenizers
+
+
+def prepare_data(
+    recipe: TranslationRecipe, folder: Path, *, reuse_tokenizers: bool, report: Callable[[str], None] = logger.info
+) -> PreparedData:
+    """Load, tokenise and clean.
+
+    Args:
+        recipe: of the run.
+        folder: where the tokenizers are saved, the run's or a checkpoint's.
+        reuse_tokenizers: load them from there instead, as a resumed run and its further processes do.
+        report: takes one line about what was dropped.
+
+    Raises:
+        ValueError: the data cannot be read, or nothing is left of them.
+    """
+    data, longest = recipe.data, recipe.model_config().max_position_embeddings
+    splits = load_splits(data)
+    if reuse_tokenizers:
+        tokenizers = load_tokenizers(folder)
+    else:
+        tokenizers = _make_tokenizers(recipe, splits["train"], longest)
+        save_tokenizers(folder, *tokenizers)
+    if data.document_tokens is not None:
+        splits = {name: pack_documents(split, *tokenizers, data.document_tokens) for name, split in splits.items()}
+    limits = {"max_tokens": min(longest, data.max_length or longest), "max_length_ratio": data.max_length_ratio}
+    train = splits.pop("train")
+    if isinstance(train, PairStream):
+        budget = recipe.training.get("max_tokens", TranslationTrainingArguments.max_tokens)
+        if limits["max_tokens"] > budget:
+            raise ValueError(f"data.max_length is above training.max_tokens: set it to {budget} or less for a stream")
+        train = dataclasses.replace(train, tokenizers=tokenizers, limits=limits)
+        report(f"training set: a stream of {train.rows.num_shards:,} shards")
+    else:
+        train, cleaning_report = clean(tokenize_pairs(train, *tokenizers, num_proc=data.num_proc), **limits)
+        report(f"training set: {cleaning_report}")
+        # rows are read 5 times faster without the indirection that filtering leaves
+        train = train.select_columns(["input_ids", "labels"]).flatten_indices()
+    evaluation = {name: tokenize_pairs(split, *tokenizers, max_length=longest) for name, split in splits.items()}
+    return PreparedData(train, evaluation, tokenizers)
+
+
+def _make_tokenizers(recipe: TranslationRecipe, train: Dataset | PairStream, model_max_length: int) -> Tokenizers:
+    """Load the tokenizers of a recipe or of the model that it starts from, or train them on the training set."""
+    section = recipe.tokenizer
+    if (path := section.path or recipe.start) is not None:
+        return load_tokenizers(path)
+    options = {name: getattr(section, name) for name in _TOKENIZER_OPTIONS} | {"model_max_length": model_max_length}
+
+    def texts(*columns: str) -> Iterator[list[str]]:
+        for rows in train.texts(TOKENIZER_ROWS) if isinstance(train, PairStream) else [train]:
+            for batch in rows.select_columns(list(columns)).iter(batch_size=1000):
+                yield from (batch[column] for column in columns)
+
+    if section.shared:
+        return (train_tokenizer(texts("source", "target"), **options),) * 2
+    source = train_tokenizer(texts("source"), normalization=section.source_normalization, **options)
+    return source, train_tokenizer(texts("target"), **options)
+
+
+def build_model(
+    recipe: TranslationRecipe,
+    prepared: PreparedData,
+    checkpoint: Path | None = None,
+    report: Callable[[str], None] = logger.info,
+) -> PreTrainedModel:
+    """A model for the recipe and its tokenizers, with generation defaults of the decoding section.
+
+    The scale of cosine attention starts from the measured length of the training set unless the recipe gives one
+    (QKNorm, section 3: L is the 97.5th percentile). It stands in config.json, and a resumed run takes it from there.
+
+    Args:
+        recipe: of the run.
+        prepared: its data.
+        checkpoint: where the run goes on, if it does.
+        report: takes a line on how near an exchanged attention is to the one before.
+
+    Raises:
+        ValueError: the model and the tokenizers do not fit.
+    """
+    source, target = prepared.tokenizers
+    if recipe.start is None:
+        ids = [f"{name}_token_id" for name in ("pad", "bos", "eos", "unk")]
+        fields = {name: getattr(source, name) for name in ids if getattr(source, name) is not None}
+        fields.setdefault("decoder_start_token_id", fields.get("bos_token_id", source.pad_token_id))
+        fields["vocab_size"] = len(source)
+        if target is not source:
+            if recipe.model_config().tying == "all":
+                raise ValueError("model.tying is 'all', but there are two tokenizers: set model.tying=decoder")
+            fields["decoder_vocab_size"] = len(target)
+        config = recipe.model_config(**fields, **_measured_scales(recipe, prepared.train, checkpoint))
+        model = AutoModelForSeq2SeqLM.from_config(config)
+        names = [f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start")]
+        model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in names})
+    else:
+        # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
+        count = recipe.calibration_rows if checkpoint is None else 0
+        collate = PairCollator(source.pad_token_id)
+        batches = spread_batches(prepared.train, count, collate, _CALIBRATION_BATCH) if count else []
+        model = start_model(**recipe.start_options, batches=batches, report=report)
+    check_tokenizers_fit(prepared.tokenizers, model.config)
+    max_length = _default_max_length(recipe, model.config)
+    # of a model that the run starts from, what is never to be generated stays so
+    model.generation_config.update(max_length=max_length, **recipe.decoding.generation_options())
+    return model
+
+
+def _default_max_length(recipe: TranslationRecipe, config: PreTrainedConfig) -> int:
+    """The longest output by default, with the start token: a document that was learned in one piece is written so.
+
+    A saved `max_new_tokens` would overrule the `max_length` that somebody asks for.
+    """
+    longest = max(recipe.decoding.max_new_tokens, recipe.data.document_tokens or 0)
+    return 1 + min(longest, config.max_position_embeddings)
+
+
+def _measured_scales(
+    recipe: TranslationRecipe, train: Dataset | PairStream, checkpoint: Path | None
+) -> dict[str, dict[str, Any]]:
+    """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
+    config = recipe.model_config()
+    earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    changed = {}
+    for name in _ATTENTION_FIELDS:
+        attention, given = getattr(config, name), recipe.model.get(name)
+        gives_scale = isinstance(given, dict) and not {"scale", "scale_length"}.isdisjoint(given)
+        if attention is None or gives_scale or attention.score != "cosine" or attention.scale is not None:
+            continue
+        percentile = recipe.data.scale_length_percentile
+        length = scale_length(train, percentile) if earlier is None else getattr(earlier, name).scale_length
+        changed[name] = dataclasses.replace(attention, scale_length=length).to_dict()
+    return changed
+
+
+def scale_length(train: Dataset | PairStream, percentile: float) -> int:
+    """L of QKNorm eq. 3: a percentile of the lengths of both sides, of a stream of its first block; at least 2."""
+    train = train.sample() if isinstance(train, PairStream) else train
+    lengths = np.concatenate([token_lengths(train, column) for column in ("input_ids", "labels")])
+    return max(2, round(float(np.percentile(lengths, percentile))))
+
+
 def build_trainer(
     recipe: TranslationRecipe, args: TranslationTrainingArguments, prepared: PreparedData, model: PreTrainedModel
 ) -> TranslationTrainer:
@@ -88,7 +251,7 @@ def build_trainer(
         processing_class=prepared.tokenizers[0],
         target_tokenizer=prepared.tokenizers[1],
         target_lang=recipe.data.target_lang,
-        decoding=_decoding_options(decoding),
+        decoding=decoding.translation_options(),
     )
     for name, dataset in prepared.evaluation.items():
         with naming(f"data.{name}"):  # what cannot be dealt to the processes is found out before training
@@ -97,7 +260,7 @@ def build_trainer(
     return trainer
 
 
-def _write_held_out(run: Run, rows: Any) -> None:
+def _write_held_out(run: Run, rows: Dataset) -> None:
     """Write the pairs that were held out, on which other models can be scored."""
     data, path = run.recipe.data, run.output_dir / HELD_OUT_FILE
     pairs = zip(rows["source"], rows["target"], strict=True)
@@ -113,7 +276,7 @@ def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dic
     scores = {"alignment_shares": [round(share, 4) for share in shares]} if shares else {}
     for name, dataset in prepared.evaluation.items():
         run.report(f"{name}: translating {len(dataset):,} rows")
-        metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(run.recipe.decoding))
+        metrics = trainer.evaluate(dataset, metric_key_prefix=name, **run.recipe.decoding.translation_options())
         scores |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
         run.report(f"{name}: BLEU {scores[f'{name}_bleu']:.2f}, loss {scores[f'{name}_loss']:.3f}")
         if name == "validation":
@@ -121,8 +284,3 @@ def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dic
             scores["examples"] = choose_examples(*sides, trainer.last_translations)
     _, signature = corpus_score(BLEU, trainer.bleu_options, ["a"], [["a"]])
     return {**scores, "bleu_signature": signature}
-
-
-def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:
-    """What `translate` needs of the section."""
-    return {**decoding.generation_options(), "penalty": decoding.penalty}

@@ -1,22 +1,31 @@
-"""Rows of sentence pairs turned into token ids; apart from tokenizers, so that translating waits for no `datasets`."""
+"""From sentence pairs to rows of token ids: tokenised, cleaned, in documents, or as a stream.
+
+Apart from tokenizers, so that translating waits for no `datasets`.
+"""
 
 import hashlib
 import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import Dataset, Features, Value, concatenate_datasets
+from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
 from datasets.fingerprint import Hasher
 
-from .tokenization import Tokenizer
+from reluformers.data.batching import TokenBudgetBatchSampler
+from reluformers.data.streaming import BatchStream, BlockStream
+
+from .tokenization import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 
-ROWS_PER_BLOCK = 100_000
+_ROWS_PER_BLOCK = 100_000
 _ROWS_PER_CALL = 1000
+_SAMPLE = 1000  # rows by which two streams are told apart, of their first and of their last shard
 
 
 def tokenize_pairs(
@@ -89,7 +98,7 @@ def _with_ids(features: Features) -> Features:
 
 def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
     """Lengths int32 [rows] of a column of lists, such as "input_ids"."""
-    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
+    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK)
     lengths = [pc.list_value_length(block[column]).to_numpy() for block in blocks]
     return np.concatenate(lengths).astype(np.int32) if lengths else np.zeros(0, dtype=np.int32)
 
@@ -97,8 +106,196 @@ def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
 def describe_tokens(dataset: Dataset) -> dict[str, Any]:
     """Number of rows and SHA-256 of `input_ids` and `labels`, row by row."""
     digest, columns = hashlib.sha256(), ["input_ids", "labels"]
-    for block in dataset.select_columns(columns).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK):
+    for block in dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK):
         for column in columns:
             digest.update(pc.list_value_length(block[column]).to_numpy().astype(np.int64).tobytes())
             digest.update(pc.list_flatten(block[column]).to_numpy().astype(np.int64).tobytes())
     return {"rows": len(dataset), "sha256": digest.hexdigest()}
+
+
+def clean(
+    dataset: Dataset,
+    *,
+    max_tokens: int | None = None,
+    max_length_ratio: float | None = None,
+    may_be_empty: bool = False,
+) -> tuple[Dataset, str]:
+    """Drop pairs that are empty, too long or of too unequal lengths.
+
+    Empty is judged on the text, lengths are counted in tokens with the closing `</s>`: run it after `tokenize_pairs`.
+
+    Args:
+        dataset: Tokenised pairs with their texts.
+        max_tokens: Most tokens of a side; None = no limit.
+        max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
+        may_be_empty: Whether it is right that no row is left, as of a part of a bigger set.
+
+    Returns:
+        The rows that are kept, in their order, and a line with the number of those dropped for each fault, the first
+        one of a row.
+
+    Raises:
+        ValueError: If no row is left, unless `may_be_empty`.
+    """
+    source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
+    longer, shorter = np.maximum(source, target), np.minimum(source, target)
+    empty = _blank(dataset, "source") | _blank(dataset, "target")
+    too_long = ~empty & (longer > (max_tokens or np.inf))
+    unequal = ~empty & ~too_long & (longer > (max_length_ratio or np.inf) * np.maximum(shorter, 1))
+    keep = ~(empty | too_long | unequal)
+    dropped = [f"{empty.sum():,} with an empty side"]
+    if max_tokens is not None:
+        dropped.append(f"{too_long.sum():,} over {max_tokens} tokens")
+    if max_length_ratio is not None:
+        dropped.append(f"{unequal.sum():,} over length ratio {max_length_ratio:g}")
+    report = f"kept {keep.sum():,} of {len(keep):,} pairs; dropped {', '.join(dropped)}"
+    if not keep.any() and not may_be_empty:
+        raise ValueError(
+            f"cleaning leaves no pair: {report}; check the data, data.max_length and data.max_length_ratio"
+        )
+    return dataset if keep.all() else dataset.select(np.flatnonzero(keep)), report
+
+
+def _blank(dataset: Dataset, column: str) -> np.ndarray:
+    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK)
+    blank = [pc.equal(pc.utf8_trim_whitespace(block[column]), "").to_numpy() for block in blocks]
+    return np.concatenate(blank) if blank else np.zeros(0, dtype=bool)
+
+
+def pack_documents(
+    dataset: Dataset,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    limit: int,
+) -> Dataset:
+    """Join the sentences of each document, in order, until the next one would pass the limit.
+
+    A row holds sentences 1..m of what is left of a document, with Σ₁ᵐ l_i ≤ L < Σ₁ᵐ⁺¹ l_i, and the next row starts
+    with sentence m + 1 (ReLUFormer, appendix B). The paper leaves open which side is counted: here the limit holds on
+    both sides, and for the joined ids with their closing `</s>`, so a row fits a model of L positions. No sentence is
+    split; one that is longer than the limit stands alone. Sentences are joined by a blank, so the count is exact for
+    tokenizers that do not merge over blanks, as those of `train_tokenizer`.
+
+    Args:
+        dataset: Sentence pairs with "source", "target" (str) and "document" (id), documents in one piece.
+        source_tokenizer: Tokenizer that counts "source".
+        target_tokenizer: Tokenizer that counts "target".
+        limit: L, the most tokens of a row on each side.
+
+    Returns:
+        Rows with "source", "target", "document" and "sentences", the number of sentences joined.
+
+    Raises:
+        ValueError: If an id is None, or a document is in several pieces.
+    """
+    documents = dataset["document"][:]
+    _check_documents(documents)
+    sources, targets = dataset["source"][:], dataset["target"][:]
+    source_lengths = _lengths(dataset, "source", source_tokenizer)
+    target_lengths = _lengths(dataset, "target", target_tokenizer)
+    packed: dict[str, list] = {"source": [], "target": [], "document": [], "sentences": []}
+    # the lengths are of sentences; what is added once per row, </s>, comes off the limit
+    room = (limit - source_tokenizer.num_special_tokens_to_add(), limit - target_tokenizer.num_special_tokens_to_add())
+    for start, stop in _spans(documents, source_lengths, target_lengths, room):
+        packed["source"].append(_join(sources[start:stop]))
+        packed["target"].append(_join(targets[start:stop]))
+        packed["document"].append(documents[start])
+        packed["sentences"].append(stop - start)
+    return Dataset.from_dict(packed)
+
+
+def _spans(
+    documents: list, source_lengths: list[int], target_lengths: list[int], room: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    start = source_sum = target_sum = 0
+    for index, (source, target) in enumerate(zip(source_lengths, target_lengths, strict=True)):
+        full = source_sum + source > room[0] or target_sum + target > room[1]
+        if index > start and (full or documents[index] != documents[start]):
+            yield start, index
+            start, source_sum, target_sum = index, 0, 0
+        source_sum += source
+        target_sum += target
+    if documents:
+        yield start, len(documents)
+
+
+def _lengths(dataset: Dataset, column: str, tokenizer: Tokenizer) -> list[int]:
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    batches = dataset.select_columns([column]).iter(batch_size=_ROWS_PER_CALL)
+    return [len(ids) for batch in batches for ids in tokenizer(batch[column], **options)["input_ids"]]
+
+
+def _join(sentences: list[str]) -> str:
+    return " ".join(text for text in map(str.strip, sentences) if text)
+
+
+def _check_documents(documents: list) -> None:
+    last_row: dict = {}
+    for row, document in enumerate(documents):
+        if document is None or last_row.get(document, row - 1) != row - 1:
+            raise ValueError(f"row {row + 1}: document {document!r} must be an id, and the rows of one stand together")
+        last_row[document] = row
+
+
+@dataclass
+class PairStream:
+    """A training set of unknown size.
+
+    Args:
+        rows: as they lie in the shards.
+        lay_out: makes of some of them rows with the texts `source` and `target`.
+        buffer_rows: how many are tokenised, mixed and sorted into batches together.
+        tokenizers: of the source and of the target; None until there are any.
+        limits: of `clean`.
+    """
+
+    rows: IterableDataset
+    lay_out: Callable[[Dataset], Dataset]
+    buffer_rows: int
+    tokenizers: Tokenizers | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
+
+    def tokenize(self, texts: Dataset) -> Dataset:
+        """Token ids of the rows that `clean` keeps within the limits; perhaps none."""
+        rows, _ = clean(encode_pairs(texts, *self.tokenizers), may_be_empty=True, **self.limits)
+        return rows.select_columns(["input_ids", "labels"])
+
+    def prepare(self, rows: Dataset) -> Dataset:
+        """Token ids of rows as they lie in the shards."""
+        return self.tokenize(self.lay_out(rows))
+
+    def batches(self, max_tokens: int, collate: Callable[[list], Any], **processes: int) -> BatchStream:
+        """Batches of one process within a budget of tokens, see `TokenBudgetBatchSampler`.
+
+        Args:
+            max_tokens: of a batch.
+            collate: makes a batch of a list of rows.
+            processes: `seed`, `rank` and `world_size`, see `BlockStream`.
+        """
+        blocks = BlockStream(self.rows, self.buffer_rows, **processes)
+        return BatchStream(blocks, self.prepare, partial(_sampler, max_tokens=max_tokens), collate)
+
+    def texts(self, rows: int) -> Iterator[Dataset]:
+        """About so many rows with the texts, of shards in random order; all if there are fewer."""
+        for block in BlockStream(self.rows, min(rows, self.buffer_rows)).blocks():
+            if block.epoch or rows <= 0:
+                return
+            yield self.lay_out(block.rows)
+            rows -= len(block.rows)
+
+    def sample(self) -> Dataset:
+        """Token ids of the first block."""
+        return self.tokenize(next(self.texts(self.buffer_rows)))
+
+    def describe(self) -> dict[str, Any]:
+        """Number of shards, and a checksum of the first rows of the first and the last one."""
+        shards = self.rows.num_shards
+        ends = (self.rows.shard(shards, shard).with_format("arrow") for shard in (0, shards - 1))
+        tables = (next(end.iter(_SAMPLE), None) for end in ends)  # a shard may have no rows
+        first, last = (table and describe_tokens(self.prepare(Dataset(table)))["sha256"] for table in tables)
+        return {"shards": shards, "first": first, "last": last}
+
+
+def _sampler(rows: Dataset, seed: int, max_tokens: int) -> TokenBudgetBatchSampler:
+    lengths = (token_lengths(rows, column) for column in ("input_ids", "labels"))
+    return TokenBudgetBatchSampler(*lengths, max_tokens, seed=seed)

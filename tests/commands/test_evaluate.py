@@ -10,7 +10,7 @@ from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split
 from reluformers.evaluation.results import METRICS
 from reluformers.translation import evaluation
-from reluformers.translation.languages import saved_languages
+from reluformers.translation.decoding import saved_languages
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 

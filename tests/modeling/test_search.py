@@ -15,7 +15,7 @@ from builders.models import all_presets, build_model
 from builders.searches import END, VOCABULARY, draw_sources, trained_like
 from reluformers import ReLUFormerForConditionalGeneration
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
-from reluformers.translation.length_penalty import wu_length_penalty
+from reluformers.translation.decoding import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import decoder
 from reluformers_kernels.compiled import native

@@ -9,10 +9,9 @@ from datasets import Dataset
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import SIZES, make_recipe, write_pairs
-from reluformers.translation import defaults
-from reluformers.translation.defaults import default_recipe
-from reluformers.translation.preparation import hold_out, load_splits
-from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation import recipe as translation_recipe
+from reluformers.translation.loading import hold_out, load_splits
+from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
 SMALL = [f"model.{name}={value}" for name, value in SIZES.items()]
 LANGUAGES = ("--source_lang", "en", "--target_lang", "de")
@@ -55,7 +54,7 @@ def test_a_validation_set_that_is_given_is_taken(tmp_path):
 
 
 def test_sizes_follow_from_the_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(defaults, "UPDATES", 2000)
+    monkeypatch.setattr(translation_recipe, "UPDATES", 2000)
     recipes = [default_recipe(write_pairs(tmp_path, f"rows{rows}", rows), "en", "de") for rows in (40, 4000, 40000)]
     recipes = [TranslationRecipe.from_dict(recipe) for recipe in recipes]
     sizes = [recipe.tokenizer.vocab_size for recipe in recipes]

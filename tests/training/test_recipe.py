@@ -11,7 +11,8 @@ from reluformers.data.sources import check_apart
 from reluformers.images import ImageRecipe
 from reluformers.images.run import load_splits as load_image_splits
 from reluformers.tasks import load_recipe
-from reluformers.translation import TranslationRecipe, preparation
+from reluformers.translation import TranslationRecipe
+from reluformers.translation import loading as translation_loading
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
 
@@ -240,7 +241,7 @@ def test_files_that_share_rows_are_refused(tmp_path, monkeypatch):
     rows = {"train": ["b.jsonl", str(tmp_path / "a.jsonl")], "validation": "a.jsonl"}
     recipe = TranslationRecipe.from_dict({"data": {"source_lang": "en", "target_lang": "de", **rows}})
     with pytest.raises(ValueError, match=r"data\.validation"):
-        preparation.load_splits(recipe.data)
+        translation_loading.load_splits(recipe.data)
     recipe = ImageRecipe.from_dict({"data": {"train": "a.parquet", "test": "./a.parquet"}})
     with pytest.raises(ValueError, match=r"data\.test"):
         load_image_splits(recipe.data)

@@ -16,7 +16,8 @@ from transformers import AutoConfig
 from builders.translation_runs import assert_same_weights, check_resuming, make_recipe, training_logs
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.run import check_same_run
-from reluformers.translation import TranslationTrainer, preparation, train_translation
+from reluformers.translation import TranslationTrainer, train_translation
+from reluformers.translation import run as translation_run
 
 PLATEAU = {
     "eval_on_start": True,
@@ -201,7 +202,7 @@ def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_pa
     assert recipe == given
     assert "scale_length:" not in (tmp_path / "run" / "recipe.yaml").read_text()
     length = AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length
-    monkeypatch.setattr(preparation, "scale_length", lambda train: length + 7)
+    monkeypatch.setattr(translation_run, "scale_length", lambda train: length + 7)
     recipe.training["max_steps"] = 2
     train_translation(recipe, tmp_path / "run", resume="last")
     assert AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length == length

@@ -16,9 +16,8 @@ from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.training.transfer import exchange_shares
 from reluformers.translation import TranslationRecipe
 from reluformers.translation import run as translation_run
-from reluformers.translation.preparation import build_model as build_translation_model
-from reluformers.translation.preparation import prepare_data
-from reluformers.translation.run import train_translation
+from reluformers.translation.run import build_model as build_translation_model
+from reluformers.translation.run import prepare_data, train_translation
 
 TASKS = {"translation": "dropout", "images": "hidden_dropout_prob"}  # and what a task calls its dropout
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from reluformers.translation.cleaning import clean
+from reluformers.translation.tokenized_rows import clean
 
 
 def dataset_of(rows):

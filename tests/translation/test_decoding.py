@@ -15,8 +15,7 @@ from builders.commands import refusal_of, run_command
 from builders.models import build_marian
 from reluformers import TranslationPipeline, seq2seq_config
 from reluformers.modeling.pipeline_translation import longest_translation
-from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.length_penalty import wu_length_penalty
+from reluformers.translation.decoding import load_translation_model, translate, wu_length_penalty
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 TEXTS = ["a cat", "two dogs run over the green grass", "", "a man reads", "the cat and the dog sleep"]

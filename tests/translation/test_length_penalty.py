@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from reluformers.translation.length_penalty import wu_length_penalty
+from reluformers.translation.decoding import wu_length_penalty
 
 PAD, BOS, EOS = 0, 1, 2
 OPTIONS = {"num_beams": 3, "length_penalty": 0.6, "max_new_tokens": 8}

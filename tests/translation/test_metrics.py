@@ -5,8 +5,7 @@ import json
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
-from reluformers.translation.examples import choose_examples
-from reluformers.translation.metrics import ChrF, SacreBLEU, bleu_options, corpus_score
+from reluformers.translation.metrics import ChrF, SacreBLEU, bleu_options, choose_examples, corpus_score
 
 PREDICTIONS = ["The cat sat on the mat , quietly.", "Hello there, my good friend!", "nothing"]
 REFERENCES = ["The cat sat on the mat, quietly.", "Hello there, my old friend!", "something"]

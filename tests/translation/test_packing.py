@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from reluformers.translation.packing import pack_documents
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
+from reluformers.translation.tokenized_rows import pack_documents, token_lengths, tokenize_pairs
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept"]
 

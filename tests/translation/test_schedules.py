@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from reluformers.translation.schedules import WarmupThenPlateau, get_noam_schedule
+from reluformers.translation.trainer import WarmupThenPlateau, get_noam_schedule
 
 
 def make_optimizer(rate: float) -> torch.optim.Optimizer:

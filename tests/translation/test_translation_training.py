@@ -15,8 +15,8 @@ from builders.translation_runs import check_accumulated, make_recipe, training_l
 from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
-from reluformers.translation.schedules import WarmupThenPlateau
+from reluformers.translation.run import _default_max_length, build_model, prepare_data
+from reluformers.translation.trainer import WarmupThenPlateau
 
 
 @pytest.fixture(scope="module")

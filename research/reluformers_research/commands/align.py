@@ -29,8 +29,7 @@ from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
-from reluformers.translation.decoding import load_translation_model
-from reluformers.translation.languages import saved_languages
+from reluformers.translation.decoding import load_translation_model, saved_languages
 from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
 from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, add_pair_arguments
 

@@ -22,8 +22,7 @@ from tqdm.auto import tqdm
 from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import load_translation_model
-from reluformers.translation.languages import saved_languages
+from reluformers.translation.decoding import load_translation_model, saved_languages
 from reluformers_research.analysis.filtering import SCORES, keep_best, score_pairs
 from reluformers_research.analysis.parallel_text import ParallelText, add_pair_arguments
 
