@@ -70,12 +70,12 @@ class TrainingMeter(TrainerCallback):
         for name, value in (self.count(inputs) | reported).items():
             self._sums[name] = self._sums.get(name, 0) + value
 
-    def summary(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    def summary(self, add_up: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Log entries since the last summary, then start anew.
 
         Args:
-            reduce: adds a float32 tensor [n] over the processes; None for one process. Every process must call it, and
-                have seen as many batches with each statistic.
+            add_up: adds a float32 tensor [n] over the processes. Every process must call it, and have seen as many
+                batches with each statistic.
 
         Returns:
             The statistics, as means over the batches that reported them, and `…_per_second` of all that is counted.
@@ -84,7 +84,7 @@ class TrainingMeter(TrainerCallback):
             return {}
         totals = torch.stack([value.float() for value in self._sums.values()])
         totals = torch.cat([totals, totals.new_ones(1)])
-        *sums, processes = (reduce(totals) if reduce else totals).tolist()
+        *sums, processes = add_up(totals).tolist()
         logs = {}
         for name, value in zip(self._sums, sums, strict=True):
             if name in _STATISTICS:

@@ -1,14 +1,16 @@
 """What the trainers of all tasks share: more in the log, checkpoints that are complete, averaged weights."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer
 from transformers.trainer_utils import (
@@ -29,7 +31,6 @@ from reluformers.modeling.feed_forward import FeedForward
 from .arguments import TaskTrainingArguments
 from .callbacks import EarlyStopping, EndOfEpoch, LogLines, TrainingMeter, WeightAverage
 from .checkpoints import begin_checkpoint, check_model, complete_checkpoint, rotate_checkpoints
-from .sharding import check_sharding, shard_tied_weights
 
 
 class TaskTrainer(Trainer):
@@ -109,8 +110,7 @@ class TaskTrainer(Trainer):
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 self._diverge(f"the loss is {logs['loss']}")
-            is_distributed = self.args.world_size > 1
-            logs |= self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
+            logs |= self.meter.summary(self.accelerator.reduce)
             logs["seconds_left"] = self.meter.seconds_left(self.state)
         super().log(logs, start_time)
 
@@ -235,3 +235,49 @@ class TaskTrainer(Trainer):
             "prefetch_factor": args.dataloader_prefetch_factor,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
         }
+
+
+def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
+    """Refuse what does not go with weights in pieces, and attention in pieces altogether."""
+    parallelism = accelerator.parallelism_config
+    for name in ("cp", "sp", "tp"):
+        if parallelism is not None and getattr(parallelism, f"{name}_size", 1) > 1:
+            raise ValueError(f"parallelism_config_{name}_size divides softmax attention, and ours may be another")
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        return
+    if plugin.fsdp_version != 2 or plugin.cpu_ram_efficient_loading:
+        raise ValueError("fsdp_version must be 2, to share embeddings, and fsdp_cpu_ram_efficient_loading false")
+    if args.final_weights:
+        raise ValueError(f"training.{args.final_weights[0]} needs whole weights, but FSDP has them in pieces")
+
+
+def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
+    """Shard (FSDP2) every weight that several modules hold with all of these, as Accelerate will shard the others.
+
+    It shards layer by layer, and torch refuses a weight that two groups see. Encoder–decoders have three such modules:
+    both embeddings and the output layer.
+
+    Args:
+        model: on any device; `Accelerator.prepare` skips what is sharded already.
+        accelerator: of FSDP2; its checkpoints are written in pieces from now on.
+    """
+    plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
+    plugin.set_state_dict_type("SHARDED_STATE_DICT")
+    holders = defaultdict(list)
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            holders[weight].append(module)
+    for weight, modules in holders.items():
+        if len(modules) == 1:
+            continue
+        # as Accelerate does it with the others
+        if accelerator.mixed_precision != "no":
+            weight.data = weight.data.float()
+        fully_shard(
+            modules,
+            mesh=None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)],
+            reshard_after_forward=plugin.reshard_after_forward,
+            mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            offload_policy=plugin.cpu_offload,
+        )

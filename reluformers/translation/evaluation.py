@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from torch import Tensor
@@ -24,7 +23,6 @@ from .decoding import Search, load_translation_model, saved_languages, translate
 from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
 from .recipe import TranslationRecipe
-from .tokenization import Tokenizer
 from .tokenized_rows import pack_documents, token_lengths, tokenize_pairs
 
 logger = logging.getLogger(__name__)
@@ -153,9 +151,14 @@ class TranslationScorer(Scorer):
         return {"bleu": partial(score_of_sums, BLEU()), "chrf": partial(score_of_sums, CHRF())}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """The references as they are, by teacher forcing."""
-        limits = {"max_length": getattr(self.model.config, "max_position_embeddings", None)}  # T5 has none
-        return teacher_forced_batches(self.pairs, *self.tokenizers, max_tokens=self.options.max_tokens, **limits)
+        """The references as they are, by teacher forcing; longer sides are cut, with a warning."""
+        max_length = getattr(self.model.config, "max_position_embeddings", None)  # T5 has none
+        pairs = tokenize_pairs(self.pairs, *self.tokenizers, max_length=max_length)
+        pairs = pairs.select_columns(["input_ids", "labels"])
+        lengths = [token_lengths(pairs, column) for column in ("input_ids", "labels")]
+        longest = max(int(side.max()) for side in lengths)
+        sampler = TokenBudgetBatchSampler(*lengths, max(self.options.max_tokens, longest), shuffle=False)
+        return DataLoader(pairs, batch_sampler=sampler, collate_fn=PairCollator(self.tokenizers[0].pad_token_id))
 
     def write_files(self, answers: list[str], evaluation) -> None:
         """Write the translations, a line each."""
@@ -180,27 +183,3 @@ def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequ
 def score_of_sums(metric: Metric, sums: np.ndarray) -> float:
     """Corpus score (0 to 100) of the sums of `sentence_statistics` over sentences."""
     return metric._compute_score_from_stats(sums.tolist()).score
-
-
-def teacher_forced_batches(
-    dataset: Dataset,
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
-    *,
-    max_length: int | None = None,
-    max_tokens: int = 4096,
-) -> DataLoader:
-    """Turn rows of `source` and `target` into the batches that `attention_report` takes.
-
-    Args:
-        dataset: the rows, str.
-        source_tokenizer, target_tokenizer: of the two; one object where the vocabulary is shared.
-        max_length: longer sides are cut to so many tokens, with a warning; None = no limit.
-        max_tokens: tokens of a batch with padding.
-    """
-    pairs = tokenize_pairs(dataset, source_tokenizer, target_tokenizer, max_length=max_length)
-    pairs = pairs.select_columns(["input_ids", "labels"])
-    lengths = [token_lengths(pairs, column) for column in ("input_ids", "labels")]
-    longest = max(int(side.max()) for side in lengths)
-    sampler = TokenBudgetBatchSampler(*lengths, max(max_tokens, longest), shuffle=False)
-    return DataLoader(pairs, batch_sampler=sampler, collate_fn=PairCollator(source_tokenizer.pad_token_id))

@@ -71,34 +71,8 @@ def load_translation_split(
         ValueError: If files, columns, languages or, but in Parquet, sentences are missing or unreadable.
     """
     columns = {"translation_column": translation_column, "document_column": document_column}
-    rows, lay_out = _open(source, split, (source_lang, target_lang), columns)
+    rows, lay_out = open_translation_split(source, split, (source_lang, target_lang), columns)
     return lay_out(rows)
-
-
-def stream_translation_split(
-    source: str | os.PathLike | list | dict,
-    split: str,
-    *,
-    source_lang: str,
-    target_lang: str,
-    translation_column: str = "translation",
-) -> tuple[IterableDataset, LayOut]:
-    """Open one split of a translation corpus without reading it; see `load_translation_split`.
-
-    Args:
-        source, split, source_lang, target_lang, translation_column: as there, but for slices of a split.
-
-    Returns:
-        Rows as they lie in the files, each file of them a shard, and what makes of some of them rows with "source" and
-        "target", both str.
-
-    Raises:
-        ValueError: If files are missing, or a slice of the split is asked for.
-    """
-    if split != split_name(split):
-        raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
-    columns = {"translation_column": translation_column}
-    return _open(source, split, (source_lang, target_lang), columns, streaming=True)
 
 
 def load_splits(data: "TranslationDataSection") -> dict[str, Dataset | PairStream]:
@@ -134,25 +108,33 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _load_split(data: "TranslationDataSection", name: str, source: Any, split: str) -> Dataset | PairStream:
-    options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
-    if data.streaming and name == "train":
-        return PairStream(*stream_translation_split(source, split, **options), data.buffer_rows)
-    return load_translation_split(source, split, document_column=data.document_column, **options)
+    is_stream = data.streaming and name == "train"
+    document_column = None if is_stream else data.document_column
+    columns = {"translation_column": data.translation_column, "document_column": document_column}
+    rows, lay_out = open_translation_split(source, split, (data.source_lang, data.target_lang), columns, is_stream)
+    return PairStream(rows, lay_out, data.buffer_rows) if is_stream else lay_out(rows)
 
 
-def _open(
+def open_translation_split(
     source: str | os.PathLike | list | dict,
     split: str,
     languages: tuple[str, str],
     columns: dict[str, str | None],
     streaming: bool = False,
 ) -> tuple[Dataset | IterableDataset, LayOut]:
-    """Rows of a split, and what makes pairs of them or of a block of them."""
+    """Open one split as `load_translation_split` does, or as a stream, without reading it.
+
+    Returns:
+        Rows as they lie in the files, each file of a stream a shard, and what makes of some of them rows with "source"
+        and "target".
+    """
+    if streaming and split != split_name(split):
+        raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
     location, options = _resolve(source, split, languages)
     files = location.values() if isinstance(location, dict) else location
     place = location if isinstance(location, str) else ", ".join(files)
     is_read = not isinstance(location, str) and _format(place) != ".parquet"
-    features = _PAIRS | ({"document": Value("string")} if columns.get("document_column") else {})
+    features = _PAIRS | ({"document": Value("string")} if columns["document_column"] else {})
     given = {"files": location, "features": Features(features), "streaming": streaming}
     with naming(place):
         if isinstance(location, str):

@@ -190,31 +190,28 @@ def pack_documents(
     """
     documents = dataset["document"][:]
     _check_documents(documents)
-    sources, targets = dataset["source"][:], dataset["target"][:]
-    source_lengths = _lengths(dataset, "source", source_tokenizer)
-    target_lengths = _lengths(dataset, "target", target_tokenizer)
-    packed: dict[str, list] = {"source": [], "target": [], "document": [], "sentences": []}
+    tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
+    lengths = np.array([_lengths(dataset, side, tokenizer) for side, tokenizer in tokenizers.items()])
     # the lengths are of sentences; what is added once per row, </s>, comes off the limit
-    room = (limit - source_tokenizer.num_special_tokens_to_add(), limit - target_tokenizer.num_special_tokens_to_add())
-    for start, stop in _spans(documents, source_lengths, target_lengths, room):
-        packed["source"].append(_join(sources[start:stop]))
-        packed["target"].append(_join(targets[start:stop]))
-        packed["document"].append(documents[start])
-        packed["sentences"].append(stop - start)
+    room = limit - np.array([tokenizer.num_special_tokens_to_add() for tokenizer in tokenizers.values()])
+    spans = list(_spans(documents, lengths, room))
+    packed: dict[str, list] = {}
+    for side in tokenizers:
+        texts = list(map(str.strip, dataset[side]))
+        packed[side] = [" ".join(filter(None, texts[start:stop])) for start, stop in spans]
+    packed["document"] = [documents[start] for start, _ in spans]
+    packed["sentences"] = [stop - start for start, stop in spans]
     return Dataset.from_dict(packed)
 
 
-def _spans(
-    documents: list, source_lengths: list[int], target_lengths: list[int], room: tuple[int, int]
-) -> Iterator[tuple[int, int]]:
-    start = source_sum = target_sum = 0
-    for index, (source, target) in enumerate(zip(source_lengths, target_lengths, strict=True)):
-        full = source_sum + source > room[0] or target_sum + target > room[1]
-        if index > start and (full or documents[index] != documents[start]):
+def _spans(documents: list, lengths: np.ndarray, room: np.ndarray) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of the sentences of each row; `lengths` are int [2 sides, sentences], `room` int [2]."""
+    start, total = 0, 0
+    for index, length in enumerate(lengths.T):
+        if index > start and ((total + length > room).any() or documents[index] != documents[start]):
             yield start, index
-            start, source_sum, target_sum = index, 0, 0
-        source_sum += source
-        target_sum += target
+            start, total = index, 0
+        total = total + length
     if documents:
         yield start, len(documents)
 
@@ -223,10 +220,6 @@ def _lengths(dataset: Dataset, column: str, tokenizer: Tokenizer) -> list[int]:
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     batches = dataset.select_columns([column]).iter(batch_size=_ROWS_PER_CALL)
     return [len(ids) for batch in batches for ids in tokenizer(batch[column], **options)["input_ids"]]
-
-
-def _join(sentences: list[str]) -> str:
-    return " ".join(text for text in map(str.strip, sentences) if text)
 
 
 def _check_documents(documents: list) -> None:

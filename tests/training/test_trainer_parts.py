@@ -28,21 +28,21 @@ def test_the_collator_equals_that_of_transformers():
 
 def test_the_meter_counts_tokens_and_means():
     meter = TrainingMeter(count_tokens)
-    assert meter.summary() == {}
+    assert meter.summary(torch.clone) == {}
     inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
     meter.start()
     meter.add(inputs, {"regularization_loss": torch.tensor(1.0), "null_rate": torch.tensor(0.25)})
     meter.add(inputs, {"regularization_loss": torch.tensor(2.0), "null_rate": torch.tensor(0.75)})
     meter.on_step_end(None, None, None)
-    logs = meter.summary()
+    logs = meter.summary(torch.clone)
     assert logs["regularization_loss"] == pytest.approx(1.5)
     assert logs["null_rate"] == pytest.approx(0.5)
     assert logs["target_tokens_per_second"] / logs["source_tokens_per_second"] == pytest.approx(1.5, rel=1e-3)
     meter.add(inputs, {"regularization_loss": None})
-    assert "regularization_loss" not in meter.summary()
+    assert "regularization_loss" not in meter.summary(torch.clone)
     for null_rate in (None, torch.tensor(0.5), torch.tensor(0.25), None):
         meter.add(inputs, {"null_rate": null_rate})
-    assert meter.summary()["null_rate"] == pytest.approx(0.375)
+    assert meter.summary(torch.clone)["null_rate"] == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize(("strategy", "logged"), [("no", []), ("epoch", [0, 1, 2, 3]), ("steps", [1, 3])])

@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset
 
 from reluformers.data.sources import read_hub, read_parquet
-from reluformers.translation.loading import load_translation_split, stream_translation_split
+from reluformers.translation.loading import load_translation_split, open_translation_split
 from reluformers_research.analysis.parallel_text import ParallelText
 
 PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
@@ -34,6 +34,11 @@ def translations(pairs=PAIRS):
 
 def load(source, split="train", **options):
     return load_translation_split(source, split, **{"source_lang": "en", "target_lang": "de", **options})
+
+
+def stream(source, split):
+    columns = {"translation_column": "translation", "document_column": None}
+    return open_translation_split(source, split, ("en", "de"), columns, streaming=True)
 
 
 def pairs_of(dataset):
@@ -134,9 +139,8 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
     write(tmp_path / "train.en", english)
     write(tmp_path / "train.de", german)
     sides = {"source": str(tmp_path / "train.en"), "target": str(tmp_path / "train.de")}
-    read = stream_translation_split if streaming else load_translation_split
     with pytest.raises(ValueError, match=rf"train\.{shorter} ends before line 2 of"):
-        list(read({"train": sides}, "train", source_lang="en", target_lang="de")[0])
+        list(stream({"train": sides}, "train")[0] if streaming else load({"train": sides}))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def write_cells(folder, form, cells):
 
 
 def read_stream(path):
-    rows, lay_out = stream_translation_split([path], "train", source_lang="en", target_lang="de")
+    rows, lay_out = stream([path], "train")
     blocks = (lay_out(Dataset(block)) for block in rows.with_format("arrow").iter(10_000))
     return [pair for block in blocks for pair in pairs_of(block)]
 
