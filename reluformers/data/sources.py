@@ -54,14 +54,17 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
             )
 
 
-def read_splits(data: Any, load: Callable[[str, Any, str], Dataset]) -> dict[str, Dataset]:
+def read_splits(data: Any, needed: set[str], load: Callable[[str, Any, str], Dataset]) -> dict[str, Dataset]:
     """Read every split that the data section of a recipe names, none of which may share rows with `train`.
 
     Args:
         data: the section.
+        needed: splits that it has to name.
         load: of a split's name, where it lies, and what it is called there.
     """
     sources = data.sources()
+    if missing := needed - sources.keys():
+        raise ValueError(f"data.{min(missing)} is not given: name files, or a data.path with such a split")
     check_apart(data.path, sources)
     location = {name: getattr(data, name) for name in ("path", "name", "revision")}
     splits = {}
@@ -99,10 +102,7 @@ def _rows_of(split: str, count: int) -> range:
 
 
 def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
-    """Take {"path": …, "name": …, "revision": …} apart into the path and the options of `load_dataset` that are set.
-
-    Anything but a dict with a "path" is returned as it is.
-    """
+    """Take {"path": …, "name": …, "revision": …} apart into path and options of `load_dataset`; leave others whole."""
     if not isinstance(source, dict) or "path" not in source:
         return source, {}
     options = {key: value for key, value in source.items() if value is not None}
@@ -128,11 +128,11 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
 
 def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
     """Load the rows of parquet files; a column that is text in one and numbers in another is a ValueError."""
-    names = [glob.escape(file) for file in files]
     with reading(", ".join(files)):
         # `datasets` would cast them to the first file's types, in silence: "007" would become 7
         pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
-        return load_dataset("parquet", data_files={"data": names}, split="data", streaming=streaming)
+        names = {"data": list(map(glob.escape, files))}
+        return load_dataset("parquet", data_files=names, split="data", streaming=streaming)
 
 
 def read_with(

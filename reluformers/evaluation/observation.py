@@ -113,7 +113,7 @@ def observing(model: PreTrainedModel, sites: Sequence[str] = _TEXT_SITES) -> Ite
         for module in attention_modules(model).get("pooling", []):
             hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))
             stack.callback(hook.remove)
-        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.no_grad())  # weights that FSDP gathers in inference mode serve nowhere else
         yield partial(_observe, model, sites, pooled)
 
 

@@ -81,8 +81,6 @@ def train_image_classification(
 
 def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`."""
-    if "train" not in data.sources():
-        raise ValueError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
     names: list[str] | None = None
 
     def load(_name: str, source: Any, split: str) -> Dataset:
@@ -92,7 +90,7 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
         names = names or class_names(images)  # of train, which comes first
         return images
 
-    return read_splits(data, load)
+    return read_splits(data, {"train"}, load)
 
 
 def build_model(

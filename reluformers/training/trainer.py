@@ -239,17 +239,18 @@ class TaskTrainer(Trainer):
 
 def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
     """Refuse what does not go with weights in pieces, and attention in pieces altogether."""
-    parallelism = accelerator.parallelism_config
-    for name in ("cp", "sp", "tp"):
-        if parallelism is not None and getattr(parallelism, f"{name}_size", 1) > 1:
-            raise ValueError(f"parallelism_config_{name}_size divides softmax attention, and ours may be another")
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
-        return
-    if plugin.fsdp_version != 2 or plugin.cpu_ram_efficient_loading:
-        raise ValueError("fsdp_version must be 2, to share embeddings, and fsdp_cpu_ram_efficient_loading false")
-    if args.final_weights:
-        raise ValueError(f"training.{args.final_weights[0]} needs whole weights, but FSDP has them in pieces")
+    parallelism, plugin = accelerator.parallelism_config, getattr(accelerator.state, "fsdp_plugin", None)
+    faults = [
+        f"parallelism_config_{name}_size divides softmax attention, and ours may be another"
+        for name in ("cp", "sp", "tp")
+        if getattr(parallelism, f"{name}_size", 1) > 1
+    ]
+    if plugin is not None:
+        if plugin.fsdp_version != 2 or plugin.cpu_ram_efficient_loading:
+            faults.append("fsdp_version must be 2, to share embeddings, and fsdp_cpu_ram_efficient_loading false")
+        faults += [f"training.{name} needs whole weights, but FSDP has them in pieces" for name in args.final_weights]
+    if faults:
+        raise ValueError("; ".join(faults))
 
 
 def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:

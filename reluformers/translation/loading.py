@@ -81,13 +81,8 @@ def load_splits(data: "TranslationDataSection") -> dict[str, Dataset | PairStrea
     Raises:
         ValueError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
     """
-    sources = data.sources()
-    needed = {"train", "validation"} - ({"validation"} if data.held_out else set())
-    if None in (data.source_lang, data.target_lang) or not needed <= sources.keys():
-        raise ValueError(
-            "data needs source_lang, target_lang and, as files or splits of data.path, train and validation"
-        )
-    splits = read_splits(data, partial(_load_split, data))
+    needed = {"train"} if data.held_out else {"train", "validation"}
+    splits = read_splits(data, needed, partial(_load_split, data))
     if data.held_out is not None:
         splits["train"], splits["validation"] = hold_out(splits["train"], data.held_out, data.held_out_seed or 0)
     return splits
@@ -159,8 +154,8 @@ def _resolve(
     source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
-    if languages[0] == languages[1]:  # None where a recipe or a model's folder does not say it
-        raise ValueError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
+    if None in languages or languages[0] == languages[1]:  # None where a recipe or a model's folder does not say it
+        raise ValueError(f"source_lang and target_lang are {languages}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
     if isinstance(source, dict) and set(source) != {"source", "target"}:

@@ -14,10 +14,8 @@ from reluformers.images import run as image_run
 from reluformers.images.run import train_image_classification
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.training.transfer import exchange_shares
-from reluformers.translation import TranslationRecipe
+from reluformers.translation import TranslationRecipe, train_translation
 from reluformers.translation import run as translation_run
-from reluformers.translation.run import build_model as build_translation_model
-from reluformers.translation.run import prepare_data, train_translation
 
 TASKS = {"translation": "dropout", "images": "hidden_dropout_prob"}  # and what a task calls its dropout
 
@@ -67,8 +65,8 @@ def begin(starts, task, folder, step=0, training=(), **model):
     recipe = recipe_of(starts, task, training, **model)
     args = recipe.training_arguments(folder)
     if task == "translation":
-        prepared = prepare_data(recipe, folder, reuse_tokenizers=False)
-        trainer = translation_run.build_trainer(recipe, args, prepared, build_translation_model(recipe, prepared))
+        prepared = translation_run.prepare_data(recipe, folder, reuse_tokenizers=False)
+        trainer = translation_run.build_trainer(recipe, args, prepared, translation_run.build_model(recipe, prepared))
     else:
         splits = image_run.load_splits(recipe.data)
         trainer = image_run.build_trainer(recipe, args, splits, *image_run.build_model(recipe, splits["train"], None))
