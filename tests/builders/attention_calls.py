@@ -82,10 +82,11 @@ def draw_call(case: dict) -> tuple[list[Tensor], dict]:
 def visible_pairs(query: Tensor, key: Tensor, options: dict) -> Tensor:
     """Bool [batch, 1, query_len, key_len]."""
     query_len, key_len = query.shape[2], key.shape[2]
-    visible, places = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool), torch.arange(key_len)
+    visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool, device=query.device)
+    rows, places = (torch.arange(length, device=query.device) for length in (query_len, key_len))
     if options.get("is_causal"):
         offset = key_len - query_len if options.get("causal_offset") is None else options["causal_offset"]
-        visible = visible & (places <= torch.arange(query_len)[:, None] + offset)
+        visible = visible & (places <= rows[:, None] + offset)
     if options.get("first_keys") is not None:
         visible = visible & (places >= options["first_keys"][:, None, :, None])
     if options.get("last_keys") is not None:
@@ -97,7 +98,8 @@ def visible_pairs(query: Tensor, key: Tensor, options: dict) -> Tensor:
 
 def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Tensor, Tensor]:
     """Output and weights, all of them, with keys and values repeated."""
-    key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
+    groups = query.shape[1] // (key.shape[1] or 1)
+    key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
     scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     visible = visible_pairs(query, key, options).expand(-1, query.shape[1], -1, -1)
     scores, activation = scale * (query @ key.mT) - options.get("threshold", 0.0), options["activation"]

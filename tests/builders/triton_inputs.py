@@ -6,46 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import reference
+from builders.attention_calls import naive
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.triton_attention import triton_backward, triton_forward
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 SHARE = 0.3125  # of dropout, in whole 256ths
-TINY = torch.finfo(torch.float32).tiny
 TRITON = (triton_forward, triton_backward)
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # of the largest number
-
-
-def visible_keys(query: Tensor, key: Tensor, key_padding_mask: Tensor | None, causal_offset: int | None) -> Tensor:
-    query_len, key_len = query.shape[2], key.shape[2]
-    visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool, device=query.device)
-    if causal_offset is not None:
-        visible = visible.tril(causal_offset)
-    return visible if key_padding_mask is None else visible & key_padding_mask[:, None, None, :]
-
-
-def dense_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    activation: str,
-    scale: float,
-    threshold: float | Tensor = 0.0,
-    row_factors: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    causal_offset: int | None = None,
-    kept: Tensor | float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and the three sums over rows, with every weight kept; `kept` is D."""
-    weights = reference.ACTIVATIONS[activation](scale * query @ key.mT - threshold)
-    weights = weights.masked_fill(~visible_keys(query, key, key_padding_mask, causal_offset), 0.0)
-    output = (kept * weights) @ value
-    if row_factors is not None:
-        output = row_factors.double()[:, None, :, None] * output
-    weighted_logs = (weights * weights.clamp_min(TINY).log()).sum(-1)
-    return output, weights.sum(-1), weighted_logs, (weights != 0).sum(-1)
 
 
 def draw(
@@ -105,8 +73,13 @@ def compare(
     tolerance = tolerance or TOLERANCES[query.dtype]
     leaves = [part.double().requires_grad_() for part in (query, key, value)]
     threshold = torch.tensor(float(options["threshold"]), device=query.device, dtype=torch.float64).requires_grad_()
-    same = {k: v for k, v in options.items() if k not in ("threshold", "dropout", "seed", "needed_statistics")}
-    expected = dense_attention(*leaves, threshold=threshold, kept=kept, **same)
+    offset, row_factors = options.get("causal_offset"), options.get("row_factors")
+    _, weights = naive(*leaves, {**options, "threshold": threshold, "is_causal": offset is not None})
+    output = (kept * weights) @ leaves[2]
+    if row_factors is not None:
+        output = row_factors.double()[:, None, :, None] * output
+    logs = weights.clamp_min(torch.finfo(torch.float32).tiny).log()
+    expected = output, weights.sum(-1), (weights * logs).sum(-1), (weights != 0).sum(-1)
     actual = passes[0](query, key, value, pass_options(**options))
     assert actual[0].dtype == query.dtype
     assert actual[0].transpose(1, 2).is_contiguous()

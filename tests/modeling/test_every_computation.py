@@ -115,7 +115,7 @@ def test_statistics_and_their_gradients(activation, dtype, computed_by):
     if computed_by in LENGTHS and dtype == torch.bfloat16:  # in which triton's interpreter cannot compute
         return
     passes = fused_attention._passes(computed_by if computed_by in LENGTHS else "native")
-    states = draw(2, 2, 40, 37, 10, dtype)
+    states = draw(2, 1, 20, 37, 10, dtype) if computed_by == "triton" else draw(2, 2, 40, 37, 10, dtype)
     options = draw_options(*states[:2], activation=activation)
     row_sums = compare(states, tolerance=max(1e-4, TOLERANCES[dtype]), passes=passes, **options)[1]
     sums, *others = passes[0](*states[:3], pass_options(**{**options, "needed_statistics": "sums"}))[1:]

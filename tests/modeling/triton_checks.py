@@ -47,7 +47,7 @@ def test_dropout_is_the_same_in_every_tile(monkeypatch):
 
 
 def test_dropout_is_rounded_to_what_a_byte_can_say():
-    query, key, _, _ = draw(1, 1, 100, 128, 128)
+    query, key, _, _ = draw(1, 1, 64, 128, 128)
     options = {"activation": "sigmoid", "scale": 0.1}
     unit = torch.eye(128).expand(1, 1, -1, -1)
     whole = triton_forward(query, key, unit, pass_options(**options))[0]
@@ -58,12 +58,13 @@ def test_dropout_is_rounded_to_what_a_byte_can_say():
     assert ((kept == 0).double().mean(-2) < 0.25).all()
     for dropped in (0.001, 0.9999):  # none at all, and all but a 256th
         part = triton_forward(query, key, unit, pass_options(dropout=dropped, seed=torch.tensor(3), **options))[0]
-        assert (part != 0).double().mean() == pytest.approx(1 - min(round(dropped * 256), 255) / 256, abs=0.002)
+        assert (part != 0).double().mean() == pytest.approx(1 - min(round(dropped * 256), 255) / 256, abs=0.003)
 
 
-@pytest.mark.parametrize("has_statistics", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1, 15, 1), (1, 6, 1, 1), (2, 6, 15, 1)], ids=str)
-@pytest.mark.parametrize("heads", [6, 2])
+@pytest.mark.parametrize(
+    ("heads", "shape", "has_statistics"),
+    [(6, (1, 1, 15, 1), False), (2, (1, 6, 1, 1), False), (6, (2, 6, 15, 1), True), (2, (2, 6, 15, 1), False)],
+)
 def test_thresholds_of_rows(heads, shape, has_statistics, monkeypatch):
     query, key, value = (part.requires_grad_() for part in draw(2, 6, 15, 32, 24)[:3])
     key, value = key[:, :heads], value[:, :heads]
