@@ -1,6 +1,7 @@
 """The repository for Hugging Face's `kernels`: what is in it computes, and models take it where they are told to."""
 
 import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from any_model.test_by_name import build, inputs, real_part
 from reluformers_kernels import compiled
 
 native = pytest.importorskip("reluformers_native")
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "kernel_repository.py"))
+ROOT = Path(__file__).parents[1]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "kernel_repository.py"))
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs compiled code")
 
 
@@ -36,10 +38,19 @@ def load(folder: Path, name: str) -> ModuleType:
     return module
 
 
+def test_pages_name_its_version():
+    pages = ("docs/any-model.md", "docs/research/performance.md", "scripts/kernel_repository.py")
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    found = re.findall(r"reluformers-attention@v(\d+)|branch `?v(\d+)|version=(\d+), trust", text)
+    assert {number for numbers in found for number in numbers if number} == {str(native.INTERFACE)}
+
+
 def check_attention(package: ModuleType) -> None:
     query, key, value = torch.randn(3, 2, 3, 17, 16, generator=torch.Generator().manual_seed(0))
     expected = (query @ key.mT / 4).relu() @ value
-    torch.testing.assert_close(package.rectified_attention(query, key, value), expected)
+    compiled = torch.compile(package.rectified_attention, fullgraph=True, backend="aot_eager")
+    for attention in (package.rectified_attention, compiled):
+        torch.testing.assert_close(attention(query, key, value), expected)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
