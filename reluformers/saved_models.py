@@ -44,9 +44,6 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
     Args:
         name_or_path: folder of a saved model, or a Hub id.
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
     """
     with opening(name_or_path, _named(name_or_path, "its config.json")):
         check_no_adapter(name_or_path)
@@ -151,9 +148,6 @@ def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
     Args:
         place: folder or Hub id.
         revision: of a Hub id.
-
-    Raises:
-        ValueError: there is one.
     """
     if find_adapter_config_file(str(place), revision=revision):
         raise ValueError(f"{place}: holds an adapter, adapter_config.json: save its model by PEFT's merge_and_unload")

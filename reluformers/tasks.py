@@ -13,7 +13,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 
 from .data.checked_fields import check_name
 from .evaluation.scorer import Scorer
-from .families import FAMILIES, config_class_of
+from .families import FAMILIES
 from .images import card as image_card
 from .images.evaluation import ImageScorer
 from .images.processing import example_pixels
@@ -124,11 +124,14 @@ def task_of(config: PreTrainedConfig) -> Task:
 
 def task_of_model_type(model_type: Any) -> Task:
     """The task of a family of this library by its `model_type`; a `ValueError` for others."""
-    models = FAMILIES.get(config_class_of(model_type), {})
-    for task in TASKS.values():
-        if task.auto_class in models:
-            return task
-    raise ValueError(f"model_type {model_type!r} is none of reluformers' models")
+    tasks = {
+        family.model_type: task
+        for family, models in FAMILIES.items()
+        for task in TASKS.values()
+        if task.auto_class in models
+    }
+    check_name(model_type, tasks, "model_type of reluformers")
+    return tasks[model_type]
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

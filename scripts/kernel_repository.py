@@ -67,11 +67,7 @@ __all__ = [
 
 
 def write_repository(folder: Path) -> None:
-    """Write the files of the repository into a folder that is not there yet, or empty.
-
-    Raises:
-        ValueError: nothing is compiled here.
-    """
+    """Write the files of the repository into a folder that is not there yet, or empty."""
     source = Path(reluformers_native.__file__)
     libraries = sorted(source.parent.glob("_*.abi3.so"))
     if not libraries:

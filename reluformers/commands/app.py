@@ -19,11 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Open the page as a Space does: its files lie flat and import each other by their names.
-
-    Raises:
-        ValueError: a folder has an index of weights that names files elsewhere, or is an adapter.
-    """
+    """Open the page as a Space does: its files lie flat and import each other by their names."""
     for folder in filter(None, (options.model, options.compare)):
         check_indices(folder)
         if Path(folder).is_dir():

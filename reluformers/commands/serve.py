@@ -30,12 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Load and serve.
-
-    Raises:
-        ValueError: the folder is none, or its model cannot be loaded.
-        OSError: the address is taken.
-    """
+    """Load and serve."""
     check_indices(options.model)
     check_no_adapter(options.model)
     check_model(options.model)

@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe that is named, or that follows from the data, with the changes.
-
-    Raises:
-        ValueError: there is neither or both, or it is not valid.
-    """
+    """The recipe that is named, or that follows from the data, with the changes."""
     take_changes(options, "overrides", SECTION_CHANGE, "data", "validation")
     if options.recipe is not None and SECTION_CHANGE.fullmatch(options.recipe):
         options.overrides, options.recipe = [options.recipe, *options.overrides], None

@@ -128,9 +128,6 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
 
     Args:
         config: of a model of `SOURCES`.
-
-    Raises:
-        KeyError: ours does not have its activation.
     """
     source = SOURCES[config.model_type]
     fields = {name: getattr(config, name) for name in source.copied}

@@ -171,11 +171,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
 
 
 def _check_shown(exported: Path) -> None:
-    """Refuse a model that the page would compute otherwise than PyTorch does.
-
-    Raises:
-        ValueError: it would.
-    """
+    """Refuse a model that the page would compute otherwise than PyTorch does."""
     settings = {name: read_json(exported / name) for name in _SETTINGS if (exported / name).is_file()}
     images, search = (settings.get(name, {}) for name in _SETTINGS)
     names = ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens")

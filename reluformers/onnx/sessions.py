@@ -22,9 +22,6 @@ class Session:
         folder: of an exported model.
         name: of the graph.
         precision: one of `SUFFIXES`; None for the first of them that is there.
-
-    Raises:
-        ValueError: there is no such file, or it cannot be opened.
     """
 
     def __init__(self, folder: str | Path, name: str, precision: str | None = None):
@@ -63,9 +60,6 @@ class OnnxModel(PreTrainedModel):
         Args:
             folder: of `reluformers export --to onnx`.
             precision: one of `SUFFIXES`; None for the finest that is there.
-
-        Raises:
-            ValueError: it is none, lacks that precision, or is damaged.
         """
         sessions = [Session(folder, name, precision) for name in cls.graph_names]
         with opening(folder, "its configuration"):

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedConfig
 
 from reluformers.data.names import named_split
@@ -12,6 +11,7 @@ from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation,
 from reluformers.files import read_json
 from reluformers.saved_models import load_config
 from reluformers.tasks import Task, task_of_model_type
+from reluformers.training.recipe import read_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 
@@ -86,7 +86,7 @@ def _scored_in_training(task: Task, recipe: dict[str, dict[str, Any]], results: 
 
 def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    recipe = read_yaml(path) if path.is_file() else {}
     return {name: section for name, section in recipe.items() if name != "task"}
 
 

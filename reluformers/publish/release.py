@@ -8,17 +8,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
-from reluformers.files import read_json
+from reluformers.files import read_json, write_json
 from reluformers.saved_code.payload import payload_names
 from reluformers.saved_code.registry import auto_map, code_of, custom_pipelines
 from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS
 from reluformers.tasks import task_of_model_type
+from reluformers.training.recipe import read_yaml, to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
 from reluformers.translation.tokenization import TARGET_FOLDER
 
@@ -124,21 +124,16 @@ def _leave_out_examples(results: Path, answers: Path) -> None:
     """Take rows of the validation set out of a staged release, and stored answers to them."""
     content = read_json(results) if results.is_file() else {}
     if content.pop("examples", None) is not None:
-        results.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(results, content)
         answers.unlink(missing_ok=True)  # others are written in its place
 
 
 def _copy_record(source: Path, target: Path) -> None:
     """Copy what a run says of itself, with names instead of paths."""
-    text = source.read_text(encoding="utf-8")
-    is_yaml = source.suffix == ".yaml"
-    content = yaml.safe_load(text) if is_yaml else read_json(source)
-    reduced = _without_paths(content)
-    if reduced != content and is_yaml:
-        text = yaml.safe_dump(reduced, sort_keys=False, allow_unicode=True)
-    elif reduced != content:
-        text = json.dumps(reduced, indent=1, ensure_ascii=False) + "\n"
-    target.write_text(text, encoding="utf-8")
+    if source.suffix == ".yaml":
+        target.write_text(to_yaml(_without_paths(read_yaml(source))), encoding="utf-8")
+    else:
+        write_json(target, _without_paths(read_json(source)))
 
 
 def _without_paths(value: Any) -> Any:

@@ -127,11 +127,7 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 class CTranslate2Model:
-    """Marian's weights in CTranslate2, with as much of `generate` as is timed here.
-
-    Raises:
-        ValueError: ctranslate2 writes other tokens than the model whose weights it has.
-    """
+    """Marian's weights in CTranslate2, with as much of `generate` as is timed here."""
 
     def __init__(
         self, marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, batch: dict, threads: int, dtype: str

@@ -29,7 +29,6 @@ class Lead:
     Args:
         loss: mean over seeds, nats.
         difference: how much lower it is than that of the row it is compared with; None of that row, or of one seed.
-        has_rows: whether the interval has the part of the rows that the loss is measured on.
         score: mean of BLEU or accuracy, as it is written; empty where the loss is the score.
         zeros: mean share of exactly zero weights.
         seeds: how many.
@@ -37,7 +36,6 @@ class Lead:
 
     loss: float
     difference: Difference | RankDifference | None
-    has_rows: bool
     score: str
     zeros: float
     seeds: int
@@ -76,8 +74,7 @@ def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
         mean = fmean(evidence.values(key, metric))
         score = f"{mean:.1f} BLEU" if metric == "bleu" else METRICS[metric].format(mean)
     difference = None if key == other else evidence.difference(key, other, LOSS)
-    has_rows = evidence.has_rows(key, other, LOSS)
-    return Lead(fmean(losses), difference, has_rows, score, fmean(zeros) if zeros else 0.0, len(losses))
+    return Lead(fmean(losses), difference, score, fmean(zeros) if zeros else 0.0, len(losses))
 
 
 def _key_of(place: str) -> str:

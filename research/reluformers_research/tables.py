@@ -56,11 +56,7 @@ class Claim:
 
     @classmethod
     def parse(cls, text: str, is_ours: bool = False) -> "Claim":
-        """Read "relu < softmax" or "entropy: softmax > relu".
-
-        Raises:
-            ValueError: it is not of that form.
-        """
+        """Read "relu < softmax" or "entropy: softmax > relu"."""
         found = _CLAIM.fullmatch(text)
         if not found:
             raise ValueError(f"claim {text!r} is not of the form [measure: ]row >|>=|~|<|<= row")
@@ -138,9 +134,6 @@ class Table:
 
         Args:
             name: a file, or SOURCE/TABLE of those in research/recipes.
-
-        Raises:
-            ValueError: there is none, or it is not valid.
         """
         path = Path(name)
         if path.suffix not in (".yaml", ".yml"):
@@ -193,9 +186,6 @@ class Table:
             row: of `rows`.
             seed: of the training.
             overrides: "section.key=value" each, of all rows, such as where the data lie.
-
-        Raises:
-            ValueError: it is not valid.
         """
         chosen = self.setting(setting)
         sections = copy.deepcopy(_base_sections(self.path.parent / chosen.recipe))

@@ -55,9 +55,6 @@ def translate_in_clean_process(folder: Path, text: str) -> dict[str, str]:
 
     Returns:
         `translation_text`, its `model_class`, and `warning` of characters that the tokenizer does not know.
-
-    Raises:
-        RuntimeError: the process failed; the message is the end of what it said.
     """
     answer = answer_in_clean_process("translation", folder, text.encode())
     _, warning = encode_texts(load_tokenizers(folder)[0], [text])

@@ -24,9 +24,6 @@ def analyse_model(model: PreTrainedModel, batches: Iterable[Batch]) -> dict[str,
         parameters   number of them
         statistics   name → site → layers from the first; the names are in the docstrings of `statistics`,
                      `learned_scalars`, and "null_rate.variance", `head_variance`
-
-    Raises:
-        ValueError: as `analyse`.
     """
     measured = analyse(model, batches, all_statistics(), shuffled=[NullRate()])
     measured["null_rate.variance"] = {

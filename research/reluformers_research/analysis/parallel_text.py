@@ -76,11 +76,7 @@ class ParallelText:
         return " and ".join(self.paths)
 
     def __iter__(self) -> Iterator[ParallelRow]:
-        """Yield the rows.
-
-        Raises:
-            ValueError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
-        """
+        """Yield the rows."""
         read = self._text_rows if self.is_text else self._file_rows
         return islice(read(), self.rows.start, self.rows.stop)
 

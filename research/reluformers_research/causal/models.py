@@ -34,11 +34,7 @@ def _gated(owner: nn.Module, _module: nn.Module, inputs: tuple[Tensor]) -> tuple
 
 
 def build_model(config: PreTrainedConfig, attention: AttentionConfig) -> PreTrainedModel:
-    """A fresh model.
-
-    Raises:
-        ValueError: the attention cannot take the place of softmax, or has a gate beside something else.
-    """
+    """A fresh model."""
     if attention.output_gate != "none":
         if attention != AttentionConfig(output_gate="sigmoid") or config.model_type != "llama":
             raise ValueError("output_gate is built beside softmax in a Llama alone, and as 'sigmoid'")

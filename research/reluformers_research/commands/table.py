@@ -137,12 +137,7 @@ def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, recor
 
 
 def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lead]]:
-    """Write the tables, claims and counts of pages anew, each of the tables of all, and return the leads on softmax.
-
-    Raises:
-        ValueError: a page names a table that is not there, or there are no records.
-        OSError: one cannot be read.
-    """
+    """Write tables, claims and counts of pages anew, each of the tables of all; returns the leads on softmax."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     evidence = Evidence.load(records)
     if not evidence:

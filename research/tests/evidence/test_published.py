@@ -88,8 +88,6 @@ def test_leads_in_the_words_are_those_of_the_tables(page):
 
 def test_leads_are_those_of_the_records(evidence, tmp_path):
     leads = find_leads(evidence)
-    assert leads["causal Llama"]["reluformer"].has_rows
-    assert not leads["CIFAR-10, 3 epochs"]["relu/L"].has_rows
     assert str(leads["Tatoeba en-de, 6 epochs"]["rela-g"]).startswith("one seed; 34.2 BLEU")
     assert plot_leads(leads, tmp_path / "leads.png").stat().st_size > 0
 
