@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Tensor
 from torch.nn import functional
 
-INTERFACE = 3  # of `reluformers_kernels`, that this code was written for
+INTERFACE = 4  # of `reluformers_kernels`, that this code was written for
 
 
 def _find_kernels() -> ModuleType | None:

@@ -45,9 +45,13 @@ _SCRATCH_OF = {  # function that needs scratch memory → the one that says how 
 }
 
 
+def _fields(pointers: str = "", integers: str = "", floats: str = "", flags: str = "") -> list[tuple[str, type]]:
+    kinds = {ctypes.c_void_p: pointers, ctypes.c_int64: integers, ctypes.c_float: floats, ctypes.c_int32: flags}
+    return [(name, kind) for kind, names in kinds.items() for name in names.split()]
+
+
 class _States(ctypes.Structure):
-    _strides = ("batch", "head", "row", "groups", "group")
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in _strides)]
+    _fields_ = _fields("data", "batch head row groups group")
 
     @classmethod
     def of(cls, states: Tensor, groups: int = 1) -> "_States":
@@ -83,39 +87,25 @@ class _Arguments(ctypes.Structure):
 class _Call(_Arguments):
     """`Call` of attention.c."""
 
-    _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
-    _tensors = (
-        *(
-            "row_factors",
-            "key_padding_mask",
-            "first_keys",
-            "last_keys",
-            "row_thresholds",
-            "found_thresholds",
-            "row_sums",
-            "weighted_logs",
-            "nonzeros",
+    _fields_ = [
+        *((name, _States) for name in ("query", "key", "value", "output")),
+        *((f"grad_{name}", _States) for name in ("output", "query", "key", "value")),
+        *_fields(
+            "row_factors key_padding_mask first_keys last_keys row_thresholds found_thresholds row_sums weighted_logs "
+            "nonzeros grad_row_sums grad_weighted_logs grad_threshold grad_row_thresholds scratch",
+            "scratch_size batch heads query_len key_len width value_width splits causal_offset rows_per_position "
+            "row_factor_stride first_key_stride last_key_stride threshold_batch threshold_head threshold_position "
+            "next_task",
         ),
-        *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "grad_row_thresholds", "scratch"),
-    )
-    _sizes = (
-        *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
-        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "last_key_stride"),
-        *("threshold_batch", "threshold_head", "threshold_position", "next_task"),
-    )
-    _fields_ = (
-        *((name, _States) for name in _states),
-        *((name, ctypes.c_void_p) for name in _tensors),
-        *((name, ctypes.c_int64) for name in _sizes),
         ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_float) for name in ("scale", "threshold", "dropout")),
-        *((name, ctypes.c_int32) for name in ("activation", "is_bfloat16")),
-    )
+        *_fields(floats="scale threshold dropout", flags="activation is_bfloat16"),
+    ]
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
         """What both passes need."""
-        (batch, heads, key_len, width), query_len, groups = key.shape, query.shape[2], _groups(query, key)
+        (batch, heads, key_len, width), query_len = key.shape, query.shape[2]
+        groups = max(1, query.shape[1] // max(1, heads))  # heads of queries that share one of keys
         call = cls(_States.of(query, groups), _States.of(key), _States.of(value), batch=batch, heads=heads)
         call.query_len, call.key_len, call.width, call.value_width = query_len * groups, key_len, width, value.shape[3]
         call.rows_per_position = groups
@@ -156,12 +146,11 @@ class _Call(_Arguments):
 class _Norm(_Arguments):
     """`Norm` of norms.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input", "grad_output", "output", "gain", "gate")),
-        *((name, ctypes.c_void_p) for name in ("grad_gain", "grad_gate", "scratch")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "rows", "width", "parts")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("is_mean", "is_bfloat16")),
+    _fields_ = _fields(
+        "input grad_output output gain gate grad_gain grad_gate scratch",
+        "scratch_size rows width parts",
+        "eps",
+        "is_mean is_bfloat16",
     )
 
     @classmethod
@@ -175,15 +164,7 @@ class _Norm(_Arguments):
 
 
 def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
-    """y = a ⊙ x / ρ over the last dimension, with a = g ⊙ σ(w⊙x), g or 1.
-
-    Args:
-        states: x, one of `DTYPES`, copied if it is not contiguous.
-        gain: g [width], or None for 1.
-        gate: w [width], or None for no σ; only with a gain.
-        eps: ε.
-        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖, ε), or 1 at x = 0.
-    """
+    """y of `norm` in reluformers_kernels/norms.py; states are copied if they are not contiguous."""
     norm = _Norm.of(states, gain, gate, eps, is_mean)
     output = torch.empty_like(states, memory_format=torch.contiguous_format)
     norm.keep(output=output)
@@ -214,16 +195,9 @@ def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, options
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
+    """What `blockwise_forward` of reluformers_kernels gives, by options with the fields of `PassOptions` there.
 
-    Args:
-        query: [batch, heads, query_len, head_dim], one of `DTYPES`; of any strides, but copied if the last is not 1.
-        key, value: [batch, heads, key_len, …], likewise, or of fewer heads, each for as many of the queries.
-        options: what to compute, with the fields of `PassOptions` in reluformers_kernels/activations.py.
-
-    Returns:
-        output like `query`, in memory [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,
-        query_len].
+    States have one of `DTYPES`, and are copied if their last stride is not 1.
     """
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     call = _Call.of(query, key, value, options)
@@ -293,11 +267,6 @@ def backward(
 
 def _as_float32(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers.float()
-
-
-def _groups(query: Tensor, key: Tensor) -> int:
-    """How many heads of queries share a head of keys."""
-    return max(1, query.shape[1] // max(1, key.shape[1]))
 
 
 def _splits(call: _Call, length: int, least: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import ACTIVATIONS as ELEMENTWISE
-from . import _Arguments
+from . import _Arguments, _fields
 
 # in the order of decoder.c
 NORMS = ("none", "layer", "rms", "unit_length")
@@ -21,11 +21,6 @@ LENGTH_FORMS = ("constant", "log_length", "sqrt_log_length")
 GATES = ("none", "linear", "silu", "sigmoid")
 EARLY_STOPPING = (False, True, "never")
 _OUTPUTS_OF_A_BLOCK = 16
-
-
-def _fields(pointers: str = "", integers: str = "", floats: str = "", flags: str = "") -> list[tuple[str, type]]:
-    kinds = {ctypes.c_void_p: pointers, ctypes.c_int64: integers, ctypes.c_float: floats, ctypes.c_int32: flags}
-    return [(name, kind) for kind, names in kinds.items() for name in names.split()]
 
 
 class _Structure(ctypes.Structure):

@@ -9,7 +9,7 @@ good: the caller then computes what it asked for.
 """
 
 from . import interface
-from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS
+from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, PassOptions
 from .dropout import dropout
 from .fused_attention import attention, factors_of_rows, rectified_attention
 from .linear import is_quantized, quantize_int8
@@ -17,12 +17,13 @@ from .norms import norm
 from .search import SearchMixin
 from .softmax1 import softmax1
 
-INTERFACE = 3  # what callers must ask for; counts up when what is above changes its arguments or its meaning
+INTERFACE = 4  # what callers must ask for; counts up when what is above changes its arguments or its meaning
 
 __all__ = [
     "ACTIVATIONS",
     "INTERFACE",
     "SPARSE_DISTRIBUTIONS",
+    "PassOptions",
     "SearchMixin",
     "attention",
     "dropout",

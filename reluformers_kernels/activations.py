@@ -35,9 +35,9 @@ GRADIENTS = {
 }
 ACTIVATIONS = tuple(GRADIENTS)
 # distributions Σ_j φ(a·z_ij − θ_i) = 1, whose θ_i is found for each row → φ, a, φ′ but for a factor
-_RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
-SPARSE_DISTRIBUTIONS = tuple(_RECTIFIED)
-SLOPES = {activation: slope for activation, _, slope in _RECTIFIED.values()}
+RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
+SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
+SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
 POWER = "relu_power"  # relu(z)^p, of which p is an argument of its own
 NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid", POWER)  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
@@ -56,20 +56,6 @@ def derive(activation: str, gradient: Tensor, scores: Tensor, weights: Tensor, p
         # relu(z)^(p−1) would be ∞ at z = 0 for a power below 1
         return gradient * torch.where(scores > 0, power * weights / scores, 0.0)
     return GRADIENTS[activation](gradient, scores, weights)
-
-
-def rectified_form(distribution: str) -> tuple[str, float]:
-    """φ and the factor a of the scores of one of `SPARSE_DISTRIBUTIONS`."""
-    return _RECTIFIED[distribution][:2]
-
-
-def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
-    """Whether φ(a·x − θ) = a·φ(x) in this dtype, so that a factor of the weights is one of the scores as well.
-
-    Not in float16, which holds neither large nor small weights.
-    """
-    is_homogeneous = activation in HOMOGENEOUS and scale > 0
-    return is_homogeneous and not isinstance(threshold, Tensor) and threshold == 0 and dtype != torch.float16
 
 
 class PassOptions(NamedTuple):
@@ -114,3 +100,13 @@ class PassOptions(NamedTuple):
 
 
 TENSORS = PassOptions._fields.index("activation")  # so many fields are tensors or None, and come first
+
+
+def can_scale_weights(options: PassOptions, dtype: torch.dtype) -> bool:
+    """Whether φ(a·x − θ) = a·φ(x) in this dtype, so that a factor of the weights is one of the scores as well.
+
+    Not in float16, which holds neither large nor small weights.
+    """
+    tensors = (options.learned_threshold, options.row_thresholds)
+    has_threshold = options.threshold != 0 or any(part is not None for part in tensors)
+    return options.activation in HOMOGENEOUS and options.scale > 0 and not has_threshold and dtype != torch.float16

@@ -7,9 +7,9 @@ from os import environ
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, POWER
+from .activations import ACTIVATIONS, POWER, RECTIFIED, PassOptions
 from .compiled import native
-from .tensors import compute_dtype
+from .tensors import compute_dtype, is_differentiated
 
 LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
@@ -19,24 +19,14 @@ SHORT_TILES = 512  # with tiles of bfloat16, compiled code is faster up to so ma
 
 
 def choose_computation(
-    query: Tensor,
-    value: Tensor,
-    activation: str,
-    *,
-    dropout: float = 0.0,
-    needed_statistics: str = "none",
-    may_write_out: bool = False,
-    hides_keys: bool = False,
-    is_causal: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions, may_write_out: bool = False
 ) -> str | None:
     """The fastest exact way to compute this attention; nothing else decides on it.
 
     Args:
-        query, value, activation, dropout, needed_statistics: of the call, in one dtype.
+        query, key, value: in one dtype.
+        options: of the call, whose activation may be one of `SPARSE_DISTRIBUTIONS`.
         may_write_out: whether the caller can keep every weight instead.
-        hides_keys: whether there is a padding mask or a bound, which are operations of their own where the one row of
-            weights is written out.
-        is_causal: whether a query sees no later keys.
 
     Returns:
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
@@ -45,19 +35,49 @@ def choose_computation(
         `"blocks"`, block by block in PyTorch, on any device.
         None: the caller had better write the weights out, or there is no such φ here.
     """
-    if activation not in (*ACTIVATIONS, POWER):
+    is_sparse = options.activation in RECTIFIED
+    activation = RECTIFIED[options.activation][0] if is_sparse else options.activation
+    if activation not in (*ACTIVATIONS, POWER) or not fit(query, key, value, options) or is_differentiated():
         return None
-    if query.shape[2] == 1 and dropout == 0 and needed_statistics == "none":
-        # a GPU waits for the start of each operation; but a kernel takes all keys of a head one tile after another
+    is_plain = options.dropout == 0 and options.needed_statistics == "none"
+    if query.shape[2] == 1 and is_plain and not is_sparse:
+        # a GPU waits for the start of each operation, of which a padding mask and a bound take one each; but a kernel
+        # takes all keys of a head one tile after another
+        hides_keys = any(
+            part is not None for part in (options.key_padding_mask, options.first_keys, options.last_keys)
+        )
         is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
         return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
+    if may_write_out and is_sparse and options.needed_statistics != "none":
+        return None  # they would have no gradients
     # asked first: the rule for few keys below is of processors without compiled code
-    if _is_native(query, value, activation, is_causal):
+    if _is_native(query, value, activation, options.causal_offset is not None):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype
-    if may_write_out and is_short:
+    if may_write_out and is_short and not is_sparse:
         return None
     return "triton" if _is_triton(query, value, activation) else "blocks"
+
+
+def fit(query: Tensor, key: Tensor, value: Tensor, options: PassOptions) -> bool:
+    """Whether shapes, masks and devices are what compiled code may be given: it reads memory by them."""
+    shape, key_shape, value_shape, device = query.shape, key.shape, value.shape, query.device
+    if not len(shape) == len(key_shape) == len(value_shape) == 4 or key_shape[:3] != value_shape[:3]:
+        return False
+    (batch, heads, query_len, width), (key_batch, key_heads, key_len, key_width) = shape, key_shape
+    if batch != key_batch or width != key_width or heads % (key_heads or heads + 1):
+        return False
+    mask = options.key_padding_mask
+    if mask is not None and (mask.dtype != torch.bool or mask.shape[1:] != (key_len,)):
+        return False
+    bounds = [part for part in (options.first_keys, options.last_keys) if part is not None]
+    for part in bounds:
+        if part.is_floating_point() or part.dtype == torch.bool or part.shape[1:] != (query_len,):
+            return False
+    rows = bounds if mask is None else [mask, *bounds]
+    if any(part.shape[0] not in (1, batch) for part in rows):
+        return False
+    return all(part.device == device for part in (key, value, *rows))
 
 
 def _is_triton(query: Tensor, value: Tensor, activation: str) -> bool:

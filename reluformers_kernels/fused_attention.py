@@ -19,13 +19,13 @@ from .activations import (
     ACTIVATIONS,
     NOT_NEGATIVE,
     POWER,
+    RECTIFIED,
     SLOPES,
     SPARSE_DISTRIBUTIONS,
     TENSORS,
     PassOptions,
     activate,
     can_scale_weights,
-    rectified_form,
 )
 from .blockwise_attention import blockwise_backward, blockwise_forward, blockwise_thresholds
 from .compiled import native
@@ -280,7 +280,7 @@ def rectified_attention(
         key, value: [batch, key_heads, key_len, head_dim]; key_heads divides heads, and query head h has those of
             h // (heads / key_heads).
         activation: φ, a name of `ACTIVATIONS`; or one of `SPARSE_DISTRIBUTIONS`, whose rows sum to 1 before the
-            division by c·n_i^α and which take no threshold.
+            division by c·n_i^α and in which θ cancels.
         scale: a, a number or a tensor of one element; 1/√head_dim if None.
         threshold: θ, a number or a tensor of one element.
         length_exponent, length_coefficient: α, a number or a tensor of one element, and c > 0.
@@ -303,11 +303,14 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    _check(query, key, value, key_padding_mask, first_keys, last_keys)
     # in words that the compiler can trace
     known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
+    if not power > 0 or (activation != POWER and power != 1):
+        raise ValueError(f"power is {power} with {activation!r}, but must be above 0, or 1 without {POWER!r}")
+    if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
+        raise ValueError(f"normalizer is {normalizer!r} with {activation!r}, but must be 'none', or 'sum' with φ ≥ 0")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
     if not length_coefficient > 0:
@@ -315,35 +318,58 @@ def rectified_attention(
     for name, given in (("scale", scale), ("threshold", threshold), ("length_exponent", length_exponent)):
         if isinstance(given, Tensor) and given.numel() != 1:
             raise ValueError(f"{name} is a tensor {list(given.shape)}, but must have one element")
+    needs_gradients = return_stats and activation in SPARSE_DISTRIBUTIONS and torch.is_grad_enabled()
+    if needs_gradients and any(isinstance(given, Tensor) and given.requires_grad for given in (query, key, scale)):
+        raise ValueError(f"statistics of {activation!r} have no gradients: ask for them in torch.no_grad()")
+    if is_differentiated():
+        raise NotImplementedError(
+            "fused attention has no derivatives of forward mode or of torch.func: take a model's "
+            "attn_implementation='eager'"
+        )
+    if activation == POWER and power in (1, 2):
+        activation, power = "relu" if power == 1 else "relu2", 1.0
+    if isinstance(scale, Tensor):
+        query, scale = (query * scale).to(query.dtype), 1.0
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
         offset = None if offset >= key.shape[2] - 1 else offset  # every query sees every key
-    divisor = None if length_coefficient == 1 else length_coefficient
-    if isinstance(length_exponent, Tensor) or length_exponent != 0:
+    is_learned = isinstance(threshold, Tensor)
+    options = PassOptions(
+        learned_threshold=threshold.reshape(()) if is_learned else None,
+        key_padding_mask=key_padding_mask,
+        first_keys=first_keys,
+        last_keys=last_keys,
+        activation=activation,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        threshold=0.0 if is_learned else threshold,
+        causal_offset=offset,
+        dropout=dropout,
+        needed_statistics="all" if return_stats else "none",
+        power=power,
+    )
+    divisor = None if length_coefficient == 1 or normalizer == "sum" else length_coefficient
+    if normalizer == "none" and (isinstance(length_exponent, Tensor) or length_exponent != 0):
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        counts = _key_counts(query, key, key_padding_mask, offset, first_keys, last_keys)
+        counts = _key_counts(query, key, options)
         if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would be one more kernel on a GPU
             counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
-    output, *statistics = attention(
-        query,
-        key,
-        value,
-        activation=activation,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        threshold=threshold,
-        divisor=divisor,
-        key_padding_mask=key_padding_mask,
-        causal_offset=offset,
-        first_keys=first_keys,
-        last_keys=last_keys,
-        normalizer=normalizer,
-        power=power,
-        dropout=dropout,
-        needed_statistics="all" if return_stats else "none",
-    )
+    found = None
+    if query.is_floating_point():
+        found = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
+    if found is None:
+        shapes = [
+            None if part is None else (part.dtype, *part.shape, part.device)
+            for part in (query, key, value, key_padding_mask, first_keys, last_keys)
+        ]
+        raise ValueError(
+            f"query, key, value, key_padding_mask, first_keys and last_keys are {shapes}, but must be on one device: "
+            "floats [batch, heads, length, width] with heads of keys that divide those of queries, keys as wide as "
+            "queries and as many values as keys, bool [batch, key_len], and integers [batch or 1, query_len]"
+        )
+    output, *statistics = found
     return (output, RowStatistics(*statistics)) if return_stats else output
 
 
@@ -351,119 +377,61 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
-    activation: str,
-    scale: float | Tensor,
-    threshold: float | Tensor,
-    divisor: float | Tensor | None,
-    key_padding_mask: Tensor | None,
-    causal_offset: int | None,
-    first_keys: Tensor | None = None,
-    last_keys: Tensor | None = None,
+    options: PassOptions,
+    divisor: float | Tensor | None = None,
     normalizer: str = "none",
-    power: float = 1.0,
-    dropout: float = 0.0,
-    needed_statistics: str = "none",
-    may_write_out: bool = False,
     divide_statistics: bool = True,
-    row_factors: Tensor | None = None,
+    may_write_out: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, first_keys, last_keys, normalizer, power, dropout: as
-            there.
-        threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
-        divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
-        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
-        needed_statistics: of the rows: `"none"`, `"sums"`, or `"all"`.
-        may_write_out: whether None may be returned, where it is as fast to keep every weight.
-        row_factors: 1 / divisor [batch or 1, query_len], where all layers of a site share it; None to make it here.
+        query, key, value: as there.
+        options: of the call, without seed and thresholds of rows, and with an activation of `rectified_attention`. Its
+            `row_factors` are used where they are there already, as all layers of a site share them.
+        divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1]; None for 1, and
+            with the normalizer `"sum"`, in which it would cancel.
+        normalizer: as there.
         divide_statistics: False for sums over φ(…) in place of s_ij: a caller divides those of all layers at once.
+        may_write_out: whether None may be returned, where it is as fast to keep every weight, or code is missing.
 
     Returns:
         output like `query`, and Σ_j s_ij, Σ_j s_ij·log s_ij and the number of s_ij ≠ 0 or None; or None, see above.
     """
-    if not _fit(query, key, value):
-        if may_write_out:  # where PyTorch broadcasts, or says what is wrong
-            return None
-        _check(query, key, value)
-    others = ("key", key), ("value", value), ("key_padding_mask", key_padding_mask)
-    for name, given in (*others, ("first_keys", first_keys), ("last_keys", last_keys)):
-        if given is not None and given.device != query.device:  # compiled code reads memory where it lies
-            raise ValueError(f"{name} is on {given.device}, but must be on {query.device}, as the queries are")
-    if is_differentiated():
-        if may_write_out:
-            return None
-        raise NotImplementedError(
-            "torch.func cannot differentiate fused attention: take a model's attn_implementation='eager'"
-        )
     query, key, value = in_one_dtype(query, key, value)
-    options = {"dropout": dropout, "needed_statistics": needed_statistics}
-    if not power > 0 or (activation != POWER and power != 1):
-        raise ValueError(
-            f"power is {power} with activation {activation!r}, but must be above 0, or 1 without {POWER!r}"
-        )
-    if activation == POWER and power in (1, 2):
-        activation, power = "relu" if power == 1 else "relu2", 1.0
-    is_sparse = activation in SPARSE_DISTRIBUTIONS
-    if is_sparse:
-        _check_sparse(activation, threshold, normalizer, needed_statistics, (query, key, scale))
-        # sparsemax and 1.5-entmax are relu and relu² behind a threshold of each row: once these are found, the same
-        # kernels compute them
-        activation, factor = rectified_form(activation)
-        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
-        may_write_out = False
-    hides_keys = key_padding_mask is not None or first_keys is not None or last_keys is not None
-    choice = {"may_write_out": may_write_out, "hides_keys": hides_keys, "is_causal": causal_offset is not None}
-    computation = choose_computation(query, value, activation, **choice, **options)
+    computation = choose_computation(query, key, value, options, may_write_out)
     if computation is None:
         return None
-    if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
-        raise ValueError(
-            f"normalizer is {normalizer!r} with activation {activation!r}, but must be 'none', or 'sum' with one of "
-            f"{', '.join(map(repr, NOT_NEGATIVE))}"
-        )
-    if normalizer == "sum":  # which undoes every divisor; one of float16 keeps sums within its range
-        divisor = float(max(1, key.shape[2])) if query.dtype == torch.float16 else None
-        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
-    if isinstance(scale, Tensor):
-        query, scale = (query * scale).to(query.dtype), 1.0
-    if is_sparse:
-        scale = factor * scale
-    if isinstance(threshold, Tensor):  # of all rows, or of each
-        threshold = threshold.reshape(()) if threshold.numel() == 1 else threshold.squeeze(-1)
+    needed = options.needed_statistics
+    if normalizer == "sum" and query.dtype == torch.float16:  # a divisor keeps sums within its range, and cancels
+        divisor = float(max(1, key.shape[2]))
     if computation == "single_query":
-        bounds = (key_padding_mask, causal_offset, first_keys, last_keys)
-        output = _attend_once(query, key, value, *bounds, activation, scale, threshold, divisor, normalizer, power)
-        return output, None, None, None
-    _refuse_tangents(query, key, value, threshold, divisor)
-    # a compiler would take the quotient of a length for a constant, and compile anew for each
-    is_number = not (is_sparse or isinstance(divisor, Tensor | None) or torch.compiler.is_compiling())
-    divides_sums = divide_statistics or normalizer == "sum"
-    is_number = is_number and (divides_sums or needed_statistics == "none")
-    if is_number and can_scale_weights(activation, scale, threshold, query.dtype):
-        scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
+        return _attend_once(query, key, value, options, divisor, normalizer), None, None, None
+    is_sparse, divides_sums = options.activation in RECTIFIED, divide_statistics or normalizer == "sum"
+    if is_sparse:  # relu and relu² behind a threshold of each row: once that is found, the same kernels compute them
+        activation, factor = RECTIFIED[options.activation][:2]
+        changes = {
+            "activation": activation,
+            "scale": factor * options.scale,
+            "learned_threshold": None,
+            "threshold": 0.0,
+        }
+    elif isinstance(divisor, float | int) and (divides_sums or needed == "none") and _can_divide(options, query.dtype):
+        # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
+        changes, divisor = {"scale": options.scale / divisor}, None
+    else:
+        changes = {}
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
-    if divisor is None:
-        row_factors = None
-    elif row_factors is None or normalizer == "sum":
-        row_factors = factors_of_rows(divisor, query)
-    options = PassOptions(
-        learned_threshold=threshold if isinstance(threshold, Tensor) else None,
-        row_factors=row_factors,
-        key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
-        # the backward pass draws the same dropout from it, so that no mask is kept
-        seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
-        first_keys=first_keys,
-        last_keys=last_keys,
-        activation=activation,
-        scale=scale,
-        threshold=0.0 if isinstance(threshold, Tensor) else threshold,
-        causal_offset=causal_offset,
-        power=power,
-        **options,
-    )
+    if divisor is not None and options.row_factors is None:
+        changes["row_factors"] = factors_of_rows(divisor, query)
+    if options.key_padding_mask is not None and len(options.key_padding_mask) < query.shape[0]:
+        changes["key_padding_mask"] = options.key_padding_mask.expand(query.shape[0], -1)
+    if options.dropout > 0:  # the backward pass draws the same dropout from it, so that no mask is kept
+        changes["seed"] = torch.randint(2**62, (), device=query.device)
+    if needed == "none" and (is_sparse or normalizer == "sum"):
+        changes["needed_statistics"] = "sums"
+    if changes:
+        options = options._replace(**changes)
     is_plain = _are_plain(query, key, value)
     if is_sparse:
         inputs = (query.detach(), key.detach(), computation)
@@ -486,31 +454,27 @@ def attention(
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
         row_sums = row_sums / divisor
-        if needed_statistics == "all":
+        if needed == "all":
             log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
             weighted_logs = weighted_logs / divisor - row_sums * log_divisor
-    if normalizer == "sum" and needed_statistics == "none" and (is_plain or is_dispatched()):
+    if normalizer == "sum" and needed == "none" and (is_plain or is_dispatched()):
         return _SumToOne.apply(output, row_sums), None, None, None
     if normalizer == "sum":
         shares = _shares(row_sums)
         output = (output * shares[..., None]).to(output.dtype)
-        if needed_statistics == "all":  # Σ w/t·log(w/t)
+        if needed == "all":  # Σ w/t·log(w/t)
             weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
         row_sums = (shares != 0).to(row_sums.dtype)
-    number = {"none": 0, "sums": 1, "all": 3}[needed_statistics]
+    number = {"none": 0, "sums": 1, "all": 3}[needed]
     return output, *(row_sums, weighted_logs, nonzeros)[:number], *[None] * (3 - number)
 
 
-def _check_sparse(activation: str, threshold, normalizer: str, needed_statistics: str, inputs: tuple) -> None:
-    """Refuse what one of `SPARSE_DISTRIBUTIONS` does not know."""
-    if isinstance(threshold, Tensor) or threshold != 0 or normalizer != "none":
-        raise ValueError(
-            f"activation {activation!r} finds its thresholds and has sums of 1: threshold is {threshold}, but must be "
-            f"0, and normalizer is {normalizer!r}, but must be 'none'"
-        )
-    is_trained = any(isinstance(given, Tensor) and given.requires_grad for given in inputs)
-    if needed_statistics == "all" and is_trained and torch.is_grad_enabled():
-        raise ValueError(f"statistics of activation {activation!r} have no gradients: ask for them in torch.no_grad()")
+def _can_divide(options: PassOptions, dtype: torch.dtype) -> bool:
+    """Whether a divisor of the weights may be one of the scores.
+
+    A compiler would take the quotient of a length for a constant, and compile anew for each.
+    """
+    return can_scale_weights(options, dtype) and not torch.compiler.is_compiling()
 
 
 def _shares(row_sums: Tensor) -> Tensor:
@@ -519,85 +483,53 @@ def _shares(row_sums: Tensor) -> Tensor:
     return row_sums.masked_fill(is_null, 1.0).reciprocal().masked_fill(is_null, 0.0)
 
 
-def _refuse_tangents(*inputs: Tensor | float | None) -> None:
-    """Forward-mode derivatives, which PyTorch would leave out of an operator like ours without a word."""
-    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:  # there are none
-        return
-    tensors = (given for given in inputs if isinstance(given, Tensor))
-    if any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise NotImplementedError(
-            "fused attention has no forward-mode derivatives: take a model's attn_implementation='eager'"
-        )
-
-
 def _attend_once(
-    query,
-    key,
-    value,
-    key_padding_mask,
-    causal_offset,
-    first_keys,
-    last_keys,
-    activation,
-    scale,
-    threshold,
-    divisor,
-    normalizer,
-    power,
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions, divisor: float | Tensor | None, normalizer: str
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))  # heads that share a head of keys
-    scores = (query * scale).reshape(*shape, -1) @ key.transpose(-1, -2)
-    if isinstance(threshold, Tensor):
-        threshold = threshold.expand(query.shape[:3]).reshape(*shape, 1)
-    if isinstance(threshold, Tensor) or threshold:
-        scores = scores - threshold
-    weights = activate(activation, scores, power)
-    if key_padding_mask is not None:
-        weights = weights.masked_fill(~key_padding_mask[:, None, None], 0.0)
-    if causal_offset is not None:
-        is_future = torch.arange(key.shape[2], device=key.device) > causal_offset
-        weights = weights.masked_fill(is_future, 0.0)
-    if first_keys is not None:
-        is_past = torch.arange(key.shape[2], device=key.device) < first_keys[:, None, :, None]
-        weights = weights.masked_fill(is_past, 0.0)
-    if last_keys is not None:
-        is_behind = torch.arange(key.shape[2], device=key.device) > last_keys[:, None, :, None]
-        weights = weights.masked_fill(is_behind, 0.0)
+    scores = (query * options.scale).reshape(*shape, -1) @ key.transpose(-1, -2)
+    if options.learned_threshold is not None:
+        scores = scores - options.learned_threshold.expand(query.shape[:3]).reshape(*shape, 1)
+    elif options.threshold != 0:
+        scores = scores - options.threshold
+    weights, hidden = activate(options.activation, scores, options.power), []
+    if options.key_padding_mask is not None:
+        hidden.append(~options.key_padding_mask[:, None, None])
+    if options.causal_offset is not None:
+        hidden.append(torch.arange(key.shape[2], device=key.device) > options.causal_offset)
+    if options.first_keys is not None:
+        hidden.append(torch.arange(key.shape[2], device=key.device) < options.first_keys[:, None, :, None])
+    if options.last_keys is not None:
+        hidden.append(torch.arange(key.shape[2], device=key.device) > options.last_keys[:, None, :, None])
+    for keys in hidden:
+        weights = weights.masked_fill(keys, 0.0)
     if normalizer == "sum":
         weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
     output = (weights if divisor is None else weights / divisor).to(value.dtype) @ value
     return output.reshape(*query.shape[:3], -1)
 
 
-def _key_counts(
-    query: Tensor,
-    key: Tensor,
-    key_padding_mask: Tensor | None,
-    causal_offset: int | None,
-    first_keys: Tensor | None,
-    last_keys: Tensor | None,
-):
+def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | int:
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
-    key_len = key.shape[2]
-    if key_padding_mask is None and first_keys is None and last_keys is None:
-        if causal_offset is None:
-            return max(key_len, 1)
-        places = (causal_offset + 1, causal_offset + 1 + query.shape[2])  # few operations: GPUs wait for their starts
-        counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
-        return counts.clamp_(1, max(key_len, 1))[None, None, :, None]
-    if causal_offset is None and first_keys is None and last_keys is None:
-        counts = key_padding_mask.sum(-1)[:, None]
-    else:
-        offset = key_len if causal_offset is None else causal_offset
-        seen = torch.arange(query.shape[2], device=query.device).add(offset + 1).clamp(0, key_len)[None]
-        if last_keys is not None:
-            seen = seen.minimum(last_keys + 1).clamp_min(0)
-        real = None if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))
-        counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
-        if first_keys is not None:
-            past = first_keys.long().clamp(0, key_len).minimum(seen)
-            counts = counts - (past if real is None else real.gather(1, past.expand(len(real), -1)))
+    key_len, offset, padding = key.shape[2], options.causal_offset, options.key_padding_mask
+    if options.first_keys is None and options.last_keys is None:
+        if offset is None:
+            counts = key_len if padding is None else padding.sum(-1)[:, None, None, None]
+            return max(counts, 1) if padding is None else counts.clamp_min(1).to(wide_dtype(query.dtype))
+        if padding is None:  # few operations: GPUs wait for their starts
+            places = (offset + 1, offset + 1 + query.shape[2])
+            counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
+            return counts.clamp_(1, max(key_len, 1))[None, None, :, None]
+    seen = torch.arange(query.shape[2], device=query.device)
+    seen = seen.add(key_len if offset is None else offset + 1).clamp(0, key_len)[None]
+    if options.last_keys is not None:
+        seen = seen.minimum(options.last_keys + 1).clamp_min(0)
+    real = None if padding is None else pad(padding.cumsum(-1), (1, 0))
+    counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
+    if options.first_keys is not None:
+        past = options.first_keys.long().clamp(0, key_len).minimum(seen)
+        counts = counts - (past if real is None else real.gather(1, past.expand(len(real), -1)))
     return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
 
@@ -608,43 +540,3 @@ def factors_of_rows(divisor: float | Tensor, query: Tensor) -> Tensor:
     divisor = divisor.detach()
     divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
     return divisor.reciprocal().expand(-1, query.shape[2]).contiguous()
-
-
-def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether shapes are what compiled code may be given: it reads by them."""
-    shapes = [states.shape for states in (query, key, value)]
-    if any(len(shape) != 4 for shape in shapes) or shapes[1][:3] != shapes[2][:3] or shapes[0][0] != shapes[1][0]:
-        return False
-    return shapes[0][1] % (shapes[1][1] or shapes[0][1] + 1) == 0 and shapes[0][3] == shapes[1][3]
-
-
-def _check(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None = None,
-    first_keys: Tensor | None = None,
-    last_keys: Tensor | None = None,
-) -> None:
-    if not _fit(query, key, value):
-        shapes = [list(states.shape) for states in (query, key, value)]
-        raise ValueError(
-            f"query, key and value are {shapes}, but must be [batch, heads, length, width] with the same batch and "
-            "heads, or heads of keys that divide those of queries, keys as wide as queries, and as many values as keys"
-        )
-    if not all(states.is_floating_point() for states in (query, key, value)):
-        raise ValueError(f"query, key and value are {query.dtype}, {key.dtype}, {value.dtype}, but must be floats")
-    expected = [query.shape[0], key.shape[2]]
-    if key_padding_mask is not None and (
-        key_padding_mask.dtype != torch.bool or list(key_padding_mask.shape) != expected
-    ):
-        raise ValueError(
-            f"key_padding_mask is {key_padding_mask.dtype} {list(key_padding_mask.shape)}, but must be torch.bool "
-            f"{expected}, True = real key"
-        )
-    shapes = [1, query.shape[2]], [query.shape[0], query.shape[2]]
-    for name, bounds in (("first_keys", first_keys), ("last_keys", last_keys)):
-        is_integer = bounds is None or not (bounds.is_floating_point() or bounds.dtype == torch.bool)
-        if bounds is not None and (not is_integer or list(bounds.shape) not in shapes):
-            found = f"{bounds.dtype} {list(bounds.shape)}"
-            raise ValueError(f"{name} is {found}, but must be integers {shapes[1]} or {shapes[0]}")

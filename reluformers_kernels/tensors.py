@@ -67,8 +67,15 @@ def is_watched() -> bool:
 
 
 def is_differentiated() -> bool:
-    """Whether a transform of `torch.func` asks for derivatives, which it cannot have of an operator like ours."""
-    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+    """Whether forward-mode derivatives or a transform of `torch.func` are asked for: an operator like ours has none.
+
+    PyTorch would leave the former out without a word.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    if not torch._C._are_functorch_transforms_active():
         return False
     batched = torch._C._functorch.TransformType.Vmap
     return any(level.key() != batched for level in torch._C._functorch.get_interpreter_stack())

@@ -71,14 +71,6 @@ MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smallest tiles
 
 
-def _scale_can_wait(options: PassOptions, dtype: torch.dtype) -> bool:
-    """Whether sums of unscaled weights can be scaled."""
-    if options.row_thresholds is not None:
-        return False
-    threshold = options.threshold if options.learned_threshold is None else options.learned_threshold
-    return can_scale_weights(options.activation, options.scale, threshold, dtype)
-
-
 def _dropped_bytes(options: PassOptions) -> int:
     """Count the values of a byte, of 256, that drop a weight."""
     return min(round(options.dropout * 256), 255)
@@ -123,23 +115,13 @@ def _compiles(device: torch.device) -> bool:
 def triton_forward(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    r"""Output o_i = r_i Σ_j D_ij w_ij v_j, and statistics of the rows.
-
-    Args:
-        query: [batch, heads, query_len, head_dim], of any strides, but copied if the last one is not 1.
-        key, value: [batch, heads, key_len, head_dim], likewise, or of fewer heads, each for as many of the queries.
-        options: what to compute.
-
-    Returns:
-        Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
-        number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
-    """
+    """What `blockwise_forward` gives; states are copied if their last stride is not 1."""
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
     # a scale above 0 may be taken out of φ and multiply the output once, in place of every score
-    waits = _scale_can_wait(options, query.dtype) and not number
+    waits = can_scale_weights(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
     numbers = options.scale, output_scale
     _launch("forward", options, (query, key, value, output), sums, numbers, is_affine=not waits)
@@ -160,23 +142,14 @@ def triton_backward(
         dV_j = Σ_i r_i D_ij w_ij dO_i,  dW_ij = r_i D_ij dO_i·v_j + dt_i + du_i (1 + log w_ij),  dS = dW ⊙ φ'(S),
         dQ = a dS K,  dK = a dSᵀ Q,  dθ = −Σ_ij dS_ij
 
-    Args:
-        grad_output: dO, like the output.
-        grad_row_sums: dt, gradient of Σ_j w_ij [batch, heads, query_len], or None.
-        grad_weighted_logs: du, gradient of Σ_j w_ij log w_ij [batch, heads, query_len], or None.
-        query, key, value: those of the forward pass.
-        options: those of the forward pass.
-
-    Returns:
-        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], None
-        where θ is a number; for θ of rows [batch, heads, query_len].
+    They are laid out in memory like the output; dθ is None where θ is a number.
     """
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (empty_heads_inside(states) for states in (query, key, value))
     row_grads = [None, None]
     if grad_row_sums is not None or grad_weighted_logs is not None:
         row_grads = [_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs)]
-    waits = _scale_can_wait(options, query.dtype) and row_grads[0] is None
+    waits = can_scale_weights(options, query.dtype) and row_grads[0] is None
     kept_share = _kept_share(options)
     grad_scale = options.scale / kept_share
     value_scale = (options.scale if waits else 1.0) / kept_share

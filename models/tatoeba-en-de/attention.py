@@ -27,7 +27,7 @@ from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_cho
 # The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
 
 
-INTERFACE = 3  # of `reluformers_kernels`, that this code was written for
+INTERFACE = 4  # of `reluformers_kernels`, that this code was written for
 
 
 def _find_kernels() -> ModuleType | None:
@@ -762,52 +762,53 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    is_sparse = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
     # exported programs are to hold PyTorch's plain operators alone
     if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
-    is_compiled = attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none")
-    # one query saves nothing but copies of keys that several heads share
-    is_saving = mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1])
     if attention.activation == "softmax":
         # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
-    elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
-        return softmax_attention(*arguments)
-    elif is_compiled and is_saving:
-        divisor = formula.length_divisor(mask, query.dtype)
-        found = kernels.attention(
-            query,
-            key,
-            value,
-            activation=attention.activation,
-            scale=formula.scaling,
-            threshold=0.0 if is_sparse else formula.current_threshold(mask, query),
-            divisor=divisor,
-            normalizer=attention.normalizer,
-            key_padding_mask=mask.key_padding_mask,
-            causal_offset=mask.causal_offset if mask.is_causal else None,
-            first_keys=mask.first_keys,
-            last_keys=mask.last_keys,
-            dropout=formula.dropout,
-            needed_statistics=statistics,
-            may_write_out=True,
-            divide_statistics=formula.has_late_statistics,
-            row_factors=formula.row_factors(divisor, mask, query),
-        )
-        # None: at this size it is as fast to write the weights out
+    elif attention.activation == "softmax1":
+        if statistics == "none" and mask.query_len > 1:
+            return softmax_attention(*arguments)
+    # one query saves nothing but copies of keys that several heads share
+    elif kernels is not None and mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1]):
+        found = attention_by_kernels(*arguments)
         if found is not None:
-            output, row_sums, weighted_logs, _ = found
-            return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+            return found
     return attention_in_blocks(*arguments)
 
 
-# what the library computes by these names: an activation that is changed here needs a name of its own
-SHARED_ACTIVATIONS = frozenset() if kernels is None else frozenset(kernels.ACTIVATIONS)
-SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
+def attention_by_kernels(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput | None:
+    """The same by the library's kernels; None where they have none, or are no faster than the reference."""
+    threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
+    divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)  # it cancels there
+    is_tensor = isinstance(threshold, Tensor)
+    if is_tensor:
+        threshold = threshold.reshape(()) if threshold.numel() == 1 else threshold.squeeze(-1)
+    options = kernels.PassOptions(
+        learned_threshold=threshold if is_tensor else None,
+        row_factors=formula.row_factors(divisor, mask, query),
+        key_padding_mask=mask.key_padding_mask,
+        first_keys=mask.first_keys,
+        last_keys=mask.last_keys,
+        activation=formula.attention.activation,
+        scale=formula.scaling,
+        threshold=0.0 if is_tensor else threshold,
+        causal_offset=mask.causal_offset if mask.is_causal else None,
+        dropout=formula.dropout,
+        needed_statistics=statistics,
+    )
+    found = kernels.attention(query, key, value, options, divisor, normalizer, formula.has_late_statistics)
+    if found is None:
+        return None
+    output, row_sums, weighted_logs, _ = found
+    return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
 
 
 def attention_in_blocks(
@@ -846,13 +847,12 @@ def softmax_attention(
     dense = None if is_causal else mask.dense
     is_off_by_one, output = formula.attention.activation == "softmax1", None
     options = {"is_causal": is_causal, "scale": formula.scaling}
+    threshold = formula.current_threshold(mask, query) if is_off_by_one else 0.0
     if is_off_by_one and kernels is not None:
-        threshold = formula.current_threshold(mask, query)
-        extra = {"threshold": threshold, "mask": dense, "dropout": formula.dropout}
-        output = kernels.softmax1(query, key, value, **extra, **options)
+        output = kernels.softmax1(query, key, value, threshold, mask=dense, dropout=formula.dropout, **options)
     is_padded = is_off_by_one and output is None
     if is_padded:
-        threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
+        threshold = torch.as_tensor(threshold, dtype=query.dtype, device=query.device)
         last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
         # one channel more: θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is θ;
         # with causality also one query more in front, so that the mask stays a triangle

@@ -10,7 +10,7 @@ import os
 import torch
 
 from reluformers.evaluation.circumstances import current_circumstances
-from reluformers_kernels import computation
+from reluformers_kernels import PassOptions, computation
 from reluformers_kernels.compiled import KERNELS_VARIABLE
 from reluformers_kernels.triton_attention import OLDEST_CAPABILITY, triton
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
             states = torch.empty(1, 1, LENGTH, WIDTH, dtype=dtype, device=device)
             ways = []
             for name in ("relu", "gelu"):
-                way = computation.choose_computation(states, states, name, may_write_out=True)
+                way = computation.choose_computation(*[states] * 3, PassOptions(activation=name), may_write_out=True)
                 ways.append(f"{name} by {way or 'eager'}")
             lines[f"{device.type}, {dtype}"] = ", ".join([*ways, "softmax by sdpa"])
     native, repository = computation.native, os.environ.get(KERNELS_VARIABLE)

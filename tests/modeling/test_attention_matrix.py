@@ -39,7 +39,7 @@ def compute_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fused_attention, "choose_computation", lambda *call, **options: "triton")
     elif name == "blocks":
         monkeypatch.setattr(computation, "native", None)
-        sizes = {"_ELEMENTS": 2000, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_KEYS": 11}
+        sizes = {"_ELEMENTS": 400, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_LONG_ROWS": 1}
         for size, value in sizes.items():
             monkeypatch.setattr(blockwise_attention, size, value)
     else:
@@ -234,8 +234,6 @@ def test_module(case, monkeypatch, threads):
     if case["computed_by"] == "no library":
         for module in (attention, door, normalization):
             monkeypatch.setattr(module, "kernels", None)
-        for name in ("SHARED_ACTIVATIONS", "SPARSE_DISTRIBUTIONS"):
-            monkeypatch.setattr(attention, name, frozenset())
         monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * HEADS * 3 * LENGTH)
     elif case["computed_by"] != "eager":
         compute_by(case["computed_by"], monkeypatch)

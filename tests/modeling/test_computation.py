@@ -10,7 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from builders.models import build_model, draw_images, draw_pairs
 from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
-from reluformers_kernels import ACTIVATIONS, computation, rectified_attention, softmax1
+from reluformers_kernels import (
+    ACTIVATIONS,
+    SPARSE_DISTRIBUTIONS,
+    PassOptions,
+    computation,
+    rectified_attention,
+    softmax1,
+)
 from reluformers_kernels.computation import choose_computation
 
 QUERIES, KEYS = 5, 7
@@ -25,28 +32,18 @@ def no_compiled_code(monkeypatch):
     monkeypatch.setattr(computation, "native", None)
 
 
-def choose(
-    activation: str,
-    *,
-    queries=QUERIES,
-    needed="none",
-    dropout=0.0,
-    short_keys=None,
-    dtype=torch.float32,
-    is_causal=False,
-):
-    query, value = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (queries, KEYS))
-    options = {"dropout": dropout, "needed_statistics": needed, "may_write_out": short_keys is not None}
-    options["is_causal"] = is_causal
+def choose(activation: str, *, queries=QUERIES, needed="none", short_keys=None, dtype=torch.float32, **options):
+    query, key = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (queries, KEYS))
+    options = PassOptions(activation=activation, needed_statistics=needed, **options)
     with mock.patch.object(computation, "SHORT_KEYS", short_keys or 0):
-        return choose_computation(query, value, activation, **options)
+        return choose_computation(query, key, key, options, may_write_out=short_keys is not None)
 
 
 @pytest.mark.parametrize("activation", ATTENTION_ACTIVATIONS)
 def test_every_activation_has_a_computation(activation):
-    others = ["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
+    others = ["softmax", "softmax1", "softpick"]
     assert choose(activation) == (None if activation in others else "blocks")
-    assert (activation in others) == (activation not in ACTIVATIONS)
+    assert (activation in others) == (activation not in (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +53,9 @@ def test_every_activation_has_a_computation(activation):
         (None, "native", {"short_keys": 7}),
         ("blocks", "native", {"short_keys": 6}),
         ("single_query", "single_query", {"queries": 1}),
+        ("blocks", "native", {"queries": 1, "activation": "sparsemax"}),
+        ("blocks", "native", {"short_keys": 7, "activation": "sparsemax"}),
+        (None, None, {"short_keys": 6, "activation": "sparsemax", "needed": "sums"}),
         ("blocks", "native", {"queries": 1, "dropout": 0.1}),
         ("blocks", "native", {"queries": 1, "needed": "sums"}),
         ("blocks", "native", {"short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
@@ -86,9 +86,9 @@ def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(monkeypatch):
     monkeypatch.setattr(computation, "SHORT_TILES", KEYS)
     assert choose("relu") == "native"
     assert choose("relu", dtype=torch.bfloat16) == "blocks"
-    assert choose("relu", dtype=torch.bfloat16, is_causal=True) == "native"
+    assert choose("relu", dtype=torch.bfloat16, causal_offset=0) == "native"
     monkeypatch.setattr(computation, "SHORT_TILES", KEYS - 1)
-    assert choose("relu", dtype=torch.bfloat16, is_causal=True) == "blocks"
+    assert choose("relu", dtype=torch.bfloat16, causal_offset=0) == "blocks"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -126,12 +126,12 @@ def test_statistics_and_their_gradients(activation, dtype, computed_by):
 @pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
 @pytest.mark.parametrize("size", [0.0, 100.0])
 def test_sparse_rows_sum_to_1(activation, size, computed_by):
-    """Weights of a row add up, of uniform rows too, and of large scores."""
+    """Weights of a row add up, of uniform rows too, and of large scores; a threshold cancels."""
     length = {"blocks": 97, "triton": 40}.get(computed_by, 520)
     query, key, value = (torch.randn(2, 2, length, 16) for _ in range(3))
     ones = torch.ones_like(value)
     options = {"activation": activation, "is_causal": True, "key_padding_mask": torch.rand(2, length) > 0.3}
-    output, statistics = rectified_attention(query * size, key, ones, **options, return_stats=True)
+    output, statistics = rectified_attention(query * size, key, ones, **options, threshold=0.5, return_stats=True)
     is_seen = options["key_padding_mask"].cumsum(-1)[:, None] > 0
     torch.testing.assert_close(output[..., 0], is_seen.expand(2, 2, -1).float(), atol=1e-4, rtol=0)
     torch.testing.assert_close(statistics.row_sums, output[..., 0])

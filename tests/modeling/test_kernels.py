@@ -27,8 +27,6 @@ def no_library(monkeypatch):
     """As if the library were not installed, and so that a few weights make several blocks."""
     for module in (attention, door, normalization):
         monkeypatch.setattr(module, "kernels", None)
-    for name in ("SHARED_ACTIVATIONS", "SPARSE_DISTRIBUTIONS"):
-        monkeypatch.setattr(attention, name, frozenset())
     monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
 
 

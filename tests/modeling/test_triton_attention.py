@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
-from reluformers_kernels import triton_attention, triton_start
+from reluformers_kernels import PassOptions, triton_attention, triton_start
 from reluformers_kernels.computation import choose_computation
 from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
 
@@ -59,8 +59,10 @@ def hopper(monkeypatch):
     triton_attention._is_usable.cache_clear()
 
 
-def computation_of(query, value=None, activation: str = "relu") -> str:
-    return choose_computation(query, query if value is None else value, activation)
+def computation_of(query, value=None, activation: str = "relu", **options) -> str:
+    value = query if value is None else value
+    key = MagicMock(shape=(*value.shape[:3], query.shape[3]), device=query.device)
+    return choose_computation(query, key, value, PassOptions(activation=activation, **options))
 
 
 @needs_triton
@@ -71,8 +73,9 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(hopper(257)) == "blocks"
     assert computation_of(hopper(dtype=torch.float64)) == "blocks"
     assert computation_of(hopper(queries=1)) == "single_query"
-    assert choose_computation(hopper(queries=1), hopper(), "relu", hides_keys=True) == "triton"
-    assert choose_computation(hopper(queries=1), hopper(queries=2049), "relu", hides_keys=True) == "single_query"
+    for keys, expected in ((4, "triton"), (2049, "single_query")):
+        mask = MagicMock(shape=(2, keys), dtype=torch.bool, device=torch.device("cuda", 0))
+        assert computation_of(hopper(queries=1), hopper(queries=keys), key_padding_mask=mask) == expected
     assert computation_of(torch.empty(2, 3, 4, 64)) in ("native", "blocks")  # whether compiled code is installed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     triton_attention._is_usable.cache_clear()

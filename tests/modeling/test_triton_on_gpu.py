@@ -18,7 +18,7 @@ from builders.triton_inputs import (
     pass_options,
 )
 from reluformers import rectified_attention
-from reluformers_kernels import triton_attention
+from reluformers_kernels import PassOptions, triton_attention
 from reluformers_kernels.blockwise_attention import blockwise_thresholds
 from reluformers_kernels.computation import choose_computation
 from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
@@ -127,7 +127,7 @@ def test_rectified_attention_on_gpu(is_compiled):
     *states, grad_output = draw(2, 4, 300, 300, 64, torch.bfloat16, "cuda")
     leaves = [part.requires_grad_() for part in states]
     exact = [part.detach().double().requires_grad_() for part in states]
-    computations = [choose_computation(query, value, "relu") for query, _, value in (leaves, exact)]
+    computations = [choose_computation(*states, PassOptions(activation="relu")) for states in (leaves, exact)]
     assert computations == ["triton", "blocks"]
     options = {"is_causal": True, "length_exponent": 1.0, "threshold": torch.tensor([0.1], device="cuda")}
     function = torch.compile(rectified_attention, fullgraph=True) if is_compiled else rectified_attention

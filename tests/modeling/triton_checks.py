@@ -16,8 +16,8 @@ from builders.triton_inputs import (
     draw,
     pass_options,
 )
+from reluformers_kernels import PassOptions, triton_attention
 from reluformers_kernels import fused_attention as fused
-from reluformers_kernels import triton_attention
 from reluformers_kernels.triton_attention import triton_forward
 
 from .test_every_computation import draw_kept, draw_weights
@@ -72,18 +72,14 @@ def test_thresholds_of_rows(heads, shape, has_statistics, monkeypatch):
     divisor = torch.rand(2, 1, 15, 1) + 0.5
 
     def attend(query, key, value, threshold):
-        found = fused.attention(
-            query,
-            key,
-            value,
+        options = PassOptions(
+            learned_threshold=threshold.squeeze(-1),
             activation="relu2",
             scale=0.4,
-            threshold=threshold,
-            divisor=divisor.to(query.dtype),
-            key_padding_mask=None,
             causal_offset=5,
             needed_statistics="sums" if has_statistics else "none",
         )
+        found = fused.attention(query, key, value, options, divisor.to(query.dtype), may_write_out=False)
         return [part for part in found if part is not None]
 
     leaves = (query, key, value, threshold)
