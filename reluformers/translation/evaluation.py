@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from reluformers.data.batches import PairCollator
-from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import atomic_write
@@ -23,7 +22,7 @@ from .decoding import Search, load_translation_model, saved_languages, translate
 from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
 from .recipe import TranslationRecipe
-from .tokenized_rows import pack_documents, token_lengths, tokenize_pairs
+from .tokenized_rows import pack_documents, token_batches, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +154,8 @@ class TranslationScorer(Scorer):
         max_length = getattr(self.model.config, "max_position_embeddings", None)  # T5 has none
         pairs = tokenize_pairs(self.pairs, *self.tokenizers, max_length=max_length)
         pairs = pairs.select_columns(["input_ids", "labels"])
-        lengths = [token_lengths(pairs, column) for column in ("input_ids", "labels")]
-        longest = max(int(side.max()) for side in lengths)
-        sampler = TokenBudgetBatchSampler(*lengths, max(self.options.max_tokens, longest), shuffle=False)
-        return DataLoader(pairs, batch_sampler=sampler, collate_fn=PairCollator(self.tokenizers[0].pad_token_id))
+        batches = token_batches(pairs, max_tokens=self.options.max_tokens, shuffle=False)
+        return DataLoader(pairs, batch_sampler=batches, collate_fn=PairCollator(self.tokenizers[0].pad_token_id))
 
     def write_files(self, answers: list[str], evaluation) -> None:
         """Write the translations, a line each."""

@@ -113,6 +113,16 @@ def describe_tokens(dataset: Dataset) -> dict[str, Any]:
     return {"rows": len(dataset), "sha256": digest.hexdigest()}
 
 
+def token_batches(
+    rows: Dataset, seed: int = 0, *, max_tokens: int, shuffle: bool = True, **processes: int
+) -> TokenBudgetBatchSampler:
+    """Batches of token ids within a budget; those of evaluations, in order, have room for the longest row."""
+    lengths = [token_lengths(rows, column) for column in ("input_ids", "labels")]
+    if not shuffle:
+        max_tokens = max(max_tokens, *(int(side.max()) for side in lengths))
+    return TokenBudgetBatchSampler(*lengths, max_tokens, seed=seed, shuffle=shuffle, **processes)
+
+
 def clean(
     dataset: Dataset,
     *,
@@ -266,7 +276,7 @@ class PairStream:
             processes: `seed`, `rank` and `world_size`, see `BlockStream`.
         """
         blocks = BlockStream(self.rows, self.buffer_rows, **processes)
-        return BatchStream(blocks, self.prepare, partial(_sampler, max_tokens=max_tokens), collate)
+        return BatchStream(blocks, self.prepare, partial(token_batches, max_tokens=max_tokens), collate)
 
     def texts(self, rows: int) -> Iterator[Dataset]:
         """About so many rows with the texts, of shards in random order; all if there are fewer."""
@@ -287,8 +297,3 @@ class PairStream:
         tables = (next(end.iter(_SAMPLE), None) for end in ends)  # a shard may have no rows
         first, last = (table and describe_tokens(self.prepare(Dataset(table)))["sha256"] for table in tables)
         return {"shards": shards, "first": first, "last": last}
-
-
-def _sampler(rows: Dataset, seed: int, max_tokens: int) -> TokenBudgetBatchSampler:
-    lengths = (token_lengths(rows, column) for column in ("input_ids", "labels"))
-    return TokenBudgetBatchSampler(*lengths, max_tokens, seed=seed)

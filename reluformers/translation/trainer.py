@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer, Trainer
 
 from reluformers.data.batches import PairCollator
-from reluformers.data.batching import PerProcessDataLoader, TokenBudgetBatchSampler
+from reluformers.data.batching import PerProcessDataLoader
 from reluformers.data.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
@@ -23,7 +23,7 @@ from .decoding import translate
 from .metrics import bleu_options, corpus_score
 from .recipe import TranslationTrainingArguments
 from .tokenization import save_tokenizers
-from .tokenized_rows import PairStream, token_lengths
+from .tokenized_rows import PairStream, token_batches
 
 
 class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
@@ -78,20 +78,16 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             return self.resumed(
                 self.train_dataset.batches(self.args.max_tokens, self.data_collator, **self.sampler_options())
             )
-        rows = self.train_dataset.select_columns(["input_ids", "labels"])
-        return self._token_loader(rows, self.args.max_tokens, shuffle=True)
+        return self._token_loader(self.train_dataset.select_columns(["input_ids", "labels"]), shuffle=True)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
-        """Batches of this process; a row beyond the budget makes a batch of its own."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        longest = max(int(token_lengths(dataset, side).max()) for side in ("input_ids", "labels"))
-        return self._token_loader(dataset, max(self.args.max_tokens, longest), shuffle=False)
+        """Batches of this process, within the budget if every row is."""
+        return self._token_loader(self.eval_dataset if eval_dataset is None else eval_dataset, shuffle=False)
 
-    def _token_loader(self, dataset: Dataset, max_tokens: int, *, shuffle: bool) -> DataLoader:
-        lengths = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
-        sampler = TokenBudgetBatchSampler(*lengths, max_tokens, shuffle=shuffle, **self.sampler_options())
+    def _token_loader(self, rows: Dataset, *, shuffle: bool) -> DataLoader:
+        batches = token_batches(rows, max_tokens=self.args.max_tokens, shuffle=shuffle, **self.sampler_options())
         return PerProcessDataLoader(
-            dataset, batch_sampler=sampler, collate_fn=self.data_collator, **self.loader_options()
+            rows, batch_sampler=batches, collate_fn=self.data_collator, **self.loader_options()
         )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
