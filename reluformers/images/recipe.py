@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from reluformers.families import vision_config
-from reluformers.training.arguments import TaskTrainingArguments
-from reluformers.training.recipe import Recipe
+from reluformers.training.recipe import Recipe, TaskTrainingArguments
 
 from .augmentation import Augmentation
 

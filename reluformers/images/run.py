@@ -12,8 +12,8 @@ from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.sources import naming, read_splits
 from reluformers.evaluation.plotting import plot_confusion_matrix
-from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.callbacks import median_speed
+from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 

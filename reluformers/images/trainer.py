@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, default_convert
 from transformers import BaseImageProcessor
 
 from reluformers.data.batching import PerProcessDataLoader, SeededBatch, SeededBatchSampler
-from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator

@@ -20,7 +20,6 @@ from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import read_json, replace_directory, write_json
 
-from .arguments import TaskTrainingArguments
 from .averaging import mean_weights
 from .callbacks import GiveBackMemory, keep_freed_memory
 from .checkpoints import (
@@ -32,7 +31,7 @@ from .checkpoints import (
     set_aside_later,
     step_of,
 )
-from .recipe import Recipe
+from .recipe import Recipe, TaskTrainingArguments
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)

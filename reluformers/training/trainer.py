@@ -28,9 +28,9 @@ from reluformers.files import read_json, write_json
 from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
-from .arguments import TaskTrainingArguments
 from .callbacks import EarlyStopping, EndOfEpoch, LogLines, TrainingMeter, WeightAverage
 from .checkpoints import begin_checkpoint, check_model, complete_checkpoint, rotate_checkpoints
+from .recipe import TaskTrainingArguments
 
 
 class TaskTrainer(Trainer):

@@ -10,8 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from reluformers.families import seq2seq_config
-from reluformers.training.arguments import TaskTrainingArguments
-from reluformers.training.recipe import Recipe, read_yaml
+from reluformers.training.recipe import Recipe, TaskTrainingArguments, read_yaml
 
 from .decoding import Search
 from .loading import load_translation_split

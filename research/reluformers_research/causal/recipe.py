@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.training.arguments import TaskTrainingArguments
-from reluformers.training.recipe import Recipe
+from reluformers.training.recipe import Recipe, TaskTrainingArguments
 
 from .text import START
 
