@@ -50,11 +50,11 @@ class TrainingMeter(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Training begins, or goes on."""
-        self._begun, self._first = time.perf_counter(), state.global_step
+        self._begun, self.first = time.perf_counter(), state.global_step
 
     def seconds_left(self, state: TrainerState) -> int:
         """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
-        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        done, left = state.global_step - self.first, state.max_steps - state.global_step
         return round((time.perf_counter() - self._begun) / max(done, 1) * left)
 
     def on_step_end(self, args, state, control, **kwargs):

@@ -67,10 +67,7 @@ class TaskTrainingArguments(TrainingArguments):
         if not (is_in_notebook() or sys.stderr.isatty()):
             self.disable_tqdm = True
         super().__post_init__()
-        self._check()
-
-    def _check(self) -> None:
-        """Refuse what would be left out, or done to a loss or to weights, without a word."""
+        # what would be left out, or done to a loss or to weights, without a word
         if self.label_smoothing_factor:
             raise ValueError(
                 "label_smoothing_factor hides the labels, and with them the regulariser, from the model: set "

@@ -106,6 +106,8 @@ class TaskTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen on all processes if these are training logs."""
+        if "train_loss" in logs and self.state.global_step == self.meter.first:
+            return  # a mean over no update: the checkpoint was the end of training
         self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
