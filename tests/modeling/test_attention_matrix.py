@@ -35,7 +35,11 @@ WIDE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def compute_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one computation take all that it can: blocks so small that tiny inputs take many, an instruction set …"""
-    if name == "triton":
+    if name == "no library":  # as if it were not installed, and so that a few weights make several blocks
+        for module in (attention, door, normalization):
+            monkeypatch.setattr(module, "kernels", None)
+        monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * HEADS * 3 * LENGTH)
+    elif name == "triton":
         monkeypatch.setattr(fused_attention, "choose_computation", lambda *call, **options: "triton")
     elif name == "blocks":
         monkeypatch.setattr(computation, "native", None)
@@ -231,11 +235,7 @@ def name_module_case(case: dict) -> str:
 @pytest.mark.parametrize("case", covering(**MODULES), ids=name_module_case)
 def test_module(case, monkeypatch, threads):
     threads(1)
-    if case["computed_by"] == "no library":
-        for module in (attention, door, normalization):
-            monkeypatch.setattr(module, "kernels", None)
-        monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * HEADS * 3 * LENGTH)
-    elif case["computed_by"] != "eager":
+    if case["computed_by"] != "eager":
         compute_by(case["computed_by"], monkeypatch)
     backend = "eager" if case["computed_by"] == "eager" else "fused"
     config = MultiHeadAttention(WIDTH, HEADS, VARIANTS[case["attention"]]).attention

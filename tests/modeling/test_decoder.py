@@ -329,13 +329,13 @@ def test_a_forced_token_that_is_not_there_is_refused():
         model.generate(**batch, forced_bos_token_id=10**6, max_new_tokens=4)
 
 
-def test_states_of_the_encoder_may_be_given_beside_the_source():
+def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
     model, batch = trained_like("reluformer"), draw_sources(3)
     expected = generate_by("plain", model, batch, max_new_tokens=6)
     with torch.no_grad():
-        states = model.get_encoder()(**batch)
-        for _ in range(2):
-            assert torch.equal(model.generate(**batch, encoder_outputs=states, max_new_tokens=6), expected)
+        states, mask = model.get_encoder()(**batch), {"attention_mask": batch["attention_mask"]}
+        for given, inputs in ((states, batch), (states, batch), (states.to_tuple(), mask)):
+            assert torch.equal(model.generate(**inputs, encoder_outputs=given, max_new_tokens=6), expected)
 
 
 def test_training_and_gradients_go_on_in_pytorch():

@@ -10,11 +10,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 import reluformers_kernels
 from builders.clean_processes import run_clean
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
-from reluformers.modeling import attention, normalization
+from reluformers.modeling import attention
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
 
+from .test_attention_matrix import compute_by
 from .test_fused_attention import LargestTensor
 
 QUERIES, KEYS, WIDTH = 7, 9, 8
@@ -24,10 +25,7 @@ PADDED = AttentionMask(QUERIES, KEYS, torch.device("cpu"), REAL, 2)
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """As if the library were not installed, and so that a few weights make several blocks."""
-    for module in (attention, door, normalization):
-        monkeypatch.setattr(module, "kernels", None)
-    monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
+    compute_by("no library", monkeypatch)
 
 
 @pytest.mark.usefixtures("no_library")

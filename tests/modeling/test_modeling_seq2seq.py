@@ -1,5 +1,6 @@
 """What encoder–decoder models do beside the common: generation, caches, padding, vocabularies."""
 
+import math
 import re
 from functools import partial
 
@@ -21,6 +22,7 @@ from builders.models import (
     logits_of,
 )
 from reluformers import seq2seq_config
+from reluformers.modeling.embeddings import SinusoidalPositions
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.modeling.regularization import regularizer_sums
@@ -56,6 +58,20 @@ def test_maps_start_as_the_configuration_says(preset, fields, spreads):
 def test_learned_positions_are_those_of_the_configuration(offset, rows):
     model = build_model(position_embedding_type="learned", position_offset=offset)
     assert model.model.encoder.embed_positions.num_embeddings == rows
+
+
+def test_sinusoids_are_those_of_the_papers():
+    """At place 3 in 8 channels; the papers' rates are in the docstring of the module."""
+    halves, usual = ([3 * 10000 ** (-step / steps) for step in range(4)] for steps in (3, 4))
+    expected = {
+        "sinusoidal": [function(angle) for angle in usual for function in (math.sin, math.cos)],
+        "sinusoidal_halves": [function(angle) for function in (math.sin, math.cos) for angle in halves],
+        "sinusoidal_marian": [function(angle) for function in (math.sin, math.cos) for angle in usual],
+        "sinusoidal_sine": [math.sin(angle) for angle in usual for _ in range(2)],
+    }
+    for layout, row in expected.items():
+        found = SinusoidalPositions(5, 8, layout)(torch.tensor([3]))[0]
+        torch.testing.assert_close(found, torch.tensor(row), msg=layout)
 
 
 @all_presets

@@ -111,14 +111,6 @@ def test_the_penalty_of_the_papers_is_heard():
     check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
 
 
-def test_the_source_may_come_encoded_as_a_tuple():
-    model, batch = trained_like("relu"), draw_sources()
-    encoded = model.get_encoder()(**batch, return_dict=False)
-    kept = {"attention_mask": batch["attention_mask"], "max_new_tokens": 9}
-    expected = model.generate(**batch, max_new_tokens=9)
-    assert torch.equal(model.generate(encoder_outputs=encoded, **kept), expected)
-
-
 def test_without_a_mask_and_after_many_tokens():
     model = trained_like("qknorm", max_position_embeddings=200)
     batch = {"input_ids": draw_sources()["input_ids"][:2]}
