@@ -43,15 +43,16 @@ from .tensors import (
 )
 
 
-def _passes(computation: str) -> tuple[Callable, Callable]:
-    """The forward and the backward pass of a fused computation."""
+def _passes(computation: str) -> tuple[Callable, Callable, Callable]:
+    """The forward and the backward pass of a fused computation, and what finds the thresholds of rows."""
     if computation == "triton":
-        from .triton_attention import triton_backward, triton_forward  # only where there is a GPU: slow to import
+        # only where there is a GPU: slow to import
+        from .triton_attention import triton_backward, triton_forward, triton_thresholds
 
-        return triton_forward, triton_backward
+        return triton_forward, triton_backward, triton_thresholds
     if computation == "native":
-        return native.forward, native.backward
-    return blockwise_forward, blockwise_backward
+        return native.forward, native.backward, native.find_thresholds
+    return blockwise_forward, blockwise_backward, blockwise_thresholds
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
@@ -67,10 +68,9 @@ def _run_forward(
     query, key, value, computation, options
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The output, and the statistics that are needed."""
-    forward, _ = _passes(computation)
     # the operands have one dtype by now; autocast would round the sums inside as well
     with without_autocast(query.device.type):
-        return forward(query, key, value, options)
+        return _passes(computation)[0](query, key, value, options)
 
 
 @torch.library.custom_op(
@@ -94,11 +94,8 @@ def _(query, key, value, computation, *options):
 
 def _find_thresholds(query, key, computation, options) -> Tensor:
     """θ of each row, without gradients, for which its weights sum to 1."""
-    find = native.find_thresholds if computation == "native" else blockwise_thresholds
-    if computation == "triton":
-        from .triton_attention import triton_thresholds as find
     with without_autocast(query.device.type), torch.no_grad():
-        return find(query, key, options)
+        return _passes(computation)[2](query, key, options)
 
 
 @torch.library.custom_op(
@@ -122,7 +119,7 @@ def _run_backward(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and θ, which may be None where θ is a number."""
-    forward, backward = _passes(computation)
+    forward, backward, _ = _passes(computation)
     with without_autocast(query.device.type):
         if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
             slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")

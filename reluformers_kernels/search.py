@@ -74,36 +74,17 @@ class SearchMixin(GenerationMixin):
             call.remember()
         return found
 
-    def _sample(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        synced_gpus: bool = False,
-        streamer=None,
-        **model_kwargs,
-    ):
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **others):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
         arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
-        found = None if synced_gpus or streamer is not None else search(self, *arguments, model_kwargs)
-        if found is None:
-            return super()._sample(*arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-        return found
+        found = search(self, *arguments, others)
+        return super()._sample(*arguments, **others) if found is None else found
 
-    def _beam_search(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        synced_gpus: bool = False,
-        **model_kwargs,
-    ):
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **others):
         """Beam search by compiled code; what that does not know by transformers."""
         arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
-        found = None if synced_gpus else search(self, *arguments, model_kwargs)
-        return super()._beam_search(*arguments, synced_gpus=synced_gpus, **model_kwargs) if found is None else found
+        found = search(self, *arguments, others)
+        return super()._beam_search(*arguments, **others) if found is None else found
 
 
 def search(
@@ -114,7 +95,7 @@ def search(
     generation_config: GenerationConfig,
     model_kwargs: dict,
 ) -> Tensor | None:
-    """What a search of `generate` gives, of which the arguments are; None if the compiled code does not know it."""
+    """What a search of `generate` gives by its own arguments; None if the compiled code does not know it."""
     if model._is_replaced() or not asks_for_tokens(generation_config, model_kwargs):
         return None
     options = find_options(model, logits_processor, stopping_criteria, generation_config)
@@ -151,7 +132,8 @@ def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> 
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
         and cache.get_seq_length() == 0
-        and {name for name, value in model_kwargs.items() if value is not None} <= KNOWN_INPUTS
+        # a streamer and `synced_gpus` are none of them
+        and all(name in KNOWN_INPUTS or value is None or value is False for name, value in model_kwargs.items())
     )
 
 
