@@ -4,8 +4,9 @@
 
     out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
 
-A block of weights is made from some queries and all keys that they may see, used and forgotten; the backward pass
-makes it again. D is 1, or with dropout 0 or 1/(1 − p), drawn for each block from a seed that both passes share.
+A block of weights is made from some queries and some keys that they may see, used and forgotten; the backward pass
+makes it again. There is no softmax, so blocks add up. D is 1, or with dropout 0 or 1/(1 − p), drawn for each block
+from a seed that both passes share.
 """
 
 import functools
@@ -23,7 +24,7 @@ from .tensors import at_least_float32, compute_dtype, wide_dtype
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
 _ELEMENTS = 2**19
 _ROWS = 512  # queries of a block at most
-_LONG_ROWS = 256  # the least where there are many keys: products of fewer are slow
+_KEYS = 1024  # keys of a block at most
 # the least with causality, for each thread: several wait for each other at the end of each operation
 _CAUSAL_ROWS = 64
 _CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diagonal are half in vain
@@ -31,7 +32,7 @@ _CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diago
 
 @dataclass
 class _Block:
-    """Weights of some queries of some heads for all keys that these may see."""
+    """Weights of some queries of some heads for some keys that these may see."""
 
     number: int
     place: tuple[int, slice, slice]  # row of the batch, heads, queries
@@ -103,7 +104,9 @@ def _for_each_head(query: Tensor, states: Tensor) -> Tensor:
     return states if groups <= 1 else states.repeat_interleave(groups, 1)
 
 
-def _blocks(query: Tensor, key: Tensor, value: Tensor, options: PassOptions) -> Iterator[_Block]:
+def _blocks(
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions, has_all_keys: bool = False
+) -> Iterator[_Block]:
     """Everything with a visible pair, cut so that a block is neither too big nor copied to be made."""
     # D is drawn block by block: both passes need the same ones, whatever happens to the threads in between
     threads = torch.get_num_threads() if options.dropout == 0 else 1
@@ -116,24 +119,25 @@ def _blocks(query: Tensor, key: Tensor, value: Tensor, options: PassOptions) -> 
         seen, padding = _visible_range(options.key_padding_mask, row, key.shape[2])
         bounds = [_of_row(part, row) for part in (options.first_keys, options.last_keys)]
         columns = max(1, seen.stop - seen.start)
+        columns = columns if has_all_keys else min(columns, _KEYS)
         # a product of one head is shared badly by several threads
         heads_at_once = max(1, min(heads, max(threads, elements // max(1, rows * columns))))
-        height = max(1, min(rows, max(_LONG_ROWS, elements // (heads_at_once * columns))))
+        height = max(1, min(rows, elements // (heads_at_once * columns)))
         for head in range(0, heads, heads_at_once):
             some = slice(head, head + heads_at_once)
             keys_of_all, values_of_all = (states[row, some].to(dtype) for states in (key, value))
             for first in range(0, query_len, height):
                 queries = slice(first, min(first + height, query_len))
-                keys = _keys_of(queries, seen, offset, *bounds)
-                if keys.stop <= keys.start:
-                    continue
-                mask = None if padding is None else padding[keys][None, None]
-                diagonal = None if offset is None else first + offset - keys.start
-                if bounds != [None, None]:
-                    mask, diagonal = _band(queries, keys, offset, *bounds, mask), None
-                states = keys_of_all[:, keys], values_of_all[:, keys]
-                yield _Block(number, (row, some, queries), keys, *states, mask, diagonal)
-                number += 1
+                begin, end = _keys_of(queries, seen, offset, *bounds)
+                for start in range(begin, end, columns):
+                    keys = slice(start, min(start + columns, end))
+                    mask = None if padding is None else padding[keys][None, None]
+                    diagonal = None if offset is None else first + offset - start
+                    if bounds != [None, None]:
+                        mask, diagonal = _band(queries, keys, offset, *bounds, mask), None
+                    states = keys_of_all[:, keys], values_of_all[:, keys]
+                    yield _Block(number, (row, some, queries), keys, *states, mask, diagonal)
+                    number += 1
 
 
 def _of_row(bounds: Tensor | None, row: int) -> Tensor | None:
@@ -157,8 +161,8 @@ def _visible_range(key_padding_mask: Tensor | None, row: int, key_len: int) -> t
 
 def _keys_of(
     queries: slice, seen: slice, offset: int | None, first_keys: Tensor | None, last_keys: Tensor | None
-) -> slice:
-    """Keys that one of the queries may see, as far as the host knows them without waiting."""
+) -> tuple[int, int]:
+    """First key that a query may see, and the one behind the last, as far as the host knows without waiting."""
     begin, end = seen.start, seen.stop
     if offset is not None:
         end = min(end, queries.stop + offset)
@@ -166,7 +170,7 @@ def _keys_of(
         begin = max(begin, int(first_keys[queries.start]))
     if last_keys is not None and last_keys.device.type == "cpu":
         end = min(end, int(last_keys[queries.stop - 1]) + 1)
-    return slice(begin, end)
+    return begin, end
 
 
 def _band(
@@ -207,9 +211,10 @@ def blockwise_forward(
     """
     batch, heads, query_len, _ = query.shape
     key, value = _for_each_head(query, key), _for_each_head(query, value)
-    output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
-    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
-    sums = [query.new_zeros(query.shape[:3], dtype=wide_dtype(query.dtype)) for _ in range(number)]
+    number, wide = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics], wide_dtype(query.dtype)
+    # in bfloat16 a long sum would swallow its small terms
+    output = query.new_zeros(batch, query_len, heads, value.shape[-1], dtype=wide).transpose(1, 2)
+    sums = [query.new_zeros(query.shape[:3], dtype=wide) for _ in range(number)]
     scratch = _Scratch()
     for block in _blocks(query, key, value, options):
         # on the queries, of which there are fewer numbers than scores
@@ -218,15 +223,13 @@ def blockwise_forward(
         # of weights before dropout, as the reference takes them
         if sums:
             for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=True):
-                total[block.place] = numbers.to(total.dtype)
+                total[block.place].add_(numbers)
         if options.dropout > 0:
             weights = weights * block.keep(weights, options)
-        states = torch.bmm(weights, block.value)
-        if options.row_factors is None:
-            output[block.place] = states.to(output.dtype)
-        else:
-            factors = _of_row(options.row_factors, block.place[0])[block.place[2], None]
-            torch.mul(states, factors, out=output[block.place])
+        output[block.place].add_(torch.bmm(weights, block.value))
+    if options.row_factors is not None:
+        output *= options.row_factors[:, None, :, None]
+    output = output.to(query.dtype)
     return output, *sums, *[None] * (3 - number)
 
 
@@ -234,7 +237,7 @@ def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Te
     """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
     wide, key = wide_dtype(query.dtype), _for_each_head(query, key)
     found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
-    for block in _blocks(query, key, key, options):
+    for block in _blocks(query, key, key, options, has_all_keys=True):
         scores = torch.bmm(block.take(query) * options.scale, block.key.transpose(1, 2)).to(wide)
         if block.mask is not None or block.diagonal is not None:
             scores.masked_fill_(block.hide(torch.ones_like(scores)) == 0, -torch.inf)
@@ -280,8 +283,8 @@ def blockwise_backward(
     key, value = _for_each_head(query, key), _for_each_head(query, value)
     if options.row_factors is not None:
         grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
-    grad_query = query.new_zeros(batch, query_len, heads, head_dim).transpose(1, 2)
-    # sums over blocks, in at least float32 whatever the products are made in; lying down, as products are faster so
+    grad_query = query.new_zeros(batch, query_len, heads, head_dim, dtype=wide).transpose(1, 2)
+    # lying down, as products are faster so
     grad_key, grad_value = (states.new_zeros(states.mT.shape, dtype=wide) for states in (key, value))
     scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
     is_of_rows = _has_thresholds_of_rows(options)
@@ -291,7 +294,7 @@ def blockwise_backward(
         weights, scores = block.weights(scratch.bmm(scaled, block.key.transpose(1, 2)), query, options)
         keep = block.keep(weights, options) if options.dropout > 0 else None
         dropped = weights if keep is None else weights * keep
-        grad_value[row, some, :, block.keys] += small_scratch.bmm(grad_states.transpose(1, 2), dropped)
+        grad_value[row, some, :, block.keys].add_(small_scratch.bmm(grad_states.transpose(1, 2), dropped))
         grad_weights = second_scratch.bmm(grad_states, block.value.transpose(1, 2))
         if keep is not None:
             grad_weights *= keep
@@ -304,14 +307,15 @@ def blockwise_backward(
         else:
             grad_scores = derive(activation, block.hide(grad_weights), scores, weights, options.power)
         if is_of_rows:
-            grad_threshold[block.place] = -grad_scores.sum(-1, dtype=wide)
+            grad_threshold[block.place].sub_(grad_scores.sum(-1, dtype=wide))
         elif options.learned_threshold is not None:
             grad_threshold -= grad_scores.sum(dtype=wide)
-        grad_key[row, some, :, block.keys] += small_scratch.bmm(scaled.transpose(1, 2), grad_scores)
-        grad_query[block.place] = torch.bmm(grad_scores, block.key).mul_(options.scale).to(query.dtype)
+        grad_key[row, some, :, block.keys].add_(small_scratch.bmm(scaled.transpose(1, 2), grad_scores))
+        grad_query[block.place].add_(torch.bmm(grad_scores, block.key))
     if groups > 1:
         grad_key, grad_value = (total.unflatten(1, (-1, groups)).sum(2) for total in (grad_key, grad_value))
-    return grad_query, grad_key.mT.to(query.dtype), grad_value.mT.to(query.dtype), grad_threshold
+    grads = [total.to(query.dtype) for total in (grad_query.mul_(options.scale), grad_key.mT, grad_value.mT)]
+    return *grads, grad_threshold
 
 
 def _row_sums(weights: Tensor, needed_statistics: str) -> list[Tensor]:

@@ -43,7 +43,7 @@ def compute_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fused_attention, "choose_computation", lambda *call, **options: "triton")
     elif name == "blocks":
         monkeypatch.setattr(computation, "native", None)
-        sizes = {"_ELEMENTS": 400, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_LONG_ROWS": 1}
+        sizes = {"_ELEMENTS": 2000, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_KEYS": 11}
         for size, value in sizes.items():
             monkeypatch.setattr(blockwise_attention, size, value)
     else:

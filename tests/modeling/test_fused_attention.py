@@ -36,7 +36,6 @@ class LargestTensor(TorchDispatchMode):
 )
 def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**11)
-    monkeypatch.setattr(blockwise_attention, "_LONG_ROWS", 1)
     monkeypatch.setattr(computation, "native", None)  # whose threads have scratch memory of a fixed size
     largest = {}
     for length in (256, 512):
