@@ -405,6 +405,9 @@ def attention(
     if computation == "single_query":
         return _attend_once(query, key, value, options, divisor, normalizer), None, None, None
     is_sparse, divides_sums = options.activation in RECTIFIED, divide_statistics or normalizer == "sum"
+    # a compiler would take the quotient of a length for a constant, and compile anew for each
+    is_number = isinstance(divisor, float | int) and not torch.compiler.is_compiling()
+    is_number = is_number and (divides_sums or needed == "none")
     if is_sparse:  # relu and relu² behind a threshold of each row: once that is found, the same kernels compute them
         activation, factor = RECTIFIED[options.activation][:2]
         changes = {
@@ -413,7 +416,7 @@ def attention(
             "learned_threshold": None,
             "threshold": 0.0,
         }
-    elif isinstance(divisor, float | int) and (divides_sums or needed == "none") and _can_divide(options, query.dtype):
+    elif is_number and can_scale_weights(options, query.dtype):
         # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
         changes, divisor = {"scale": options.scale / divisor}, None
     else:
@@ -464,14 +467,6 @@ def attention(
         row_sums = (shares != 0).to(row_sums.dtype)
     number = {"none": 0, "sums": 1, "all": 3}[needed]
     return output, *(row_sums, weighted_logs, nonzeros)[:number], *[None] * (3 - number)
-
-
-def _can_divide(options: PassOptions, dtype: torch.dtype) -> bool:
-    """Whether a divisor of the weights may be one of the scores.
-
-    A compiler would take the quotient of a length for a constant, and compile anew for each.
-    """
-    return can_scale_weights(options, dtype) and not torch.compiler.is_compiling()
 
 
 def _shares(row_sums: Tensor) -> Tensor:
