@@ -267,7 +267,10 @@ def test_a_ready_mask_is_cut_at_the_texts_too(name):
         model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
 
 
-@pytest.mark.parametrize("model_type", ["axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa"])
+SPARSE_TYPES = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")  # the oldest transformers lacks the third
+
+
+@pytest.mark.parametrize("model_type", [name for name in SPARSE_TYPES if name in CONFIG_MAPPING])
 def test_keys_that_a_sparse_attention_has_not_chosen_are_not_seen(model_type):
     config = shrink(CONFIG_MAPPING[model_type]())
     config.index_topk = 3
