@@ -164,7 +164,7 @@ def fused_attention(
 def attention_by_kernels(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput | None:
-    """The same by the library's kernels; None where they have none, or are no faster than the reference."""
+    """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
     divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)  # it cancels there
     is_tensor = isinstance(threshold, Tensor)

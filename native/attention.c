@@ -719,7 +719,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
                        output + r * padded_value);
         } else {
           const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
-          int64_t steps = in_pairs ? words_of(1, round_up(seen, span)) : seen;
+          int64_t steps = in_pairs ? round_up(seen, span) / 2 : seen;
           add_product(in_pairs, some, padded_value / LANES, steps, factors, values_here, output + r * padded_value);
           // the first rows tell; sums are the same either way
           if (!in_pairs && block == 0) {
@@ -895,7 +895,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
           continue;
         }
         const float *factors = left_factors(in_pairs, some, some_vectors * LANES, some_grads, words_of_grads);
-        int64_t steps = in_pairs ? words_of(1, round_up(seen, span)) : seen;
+        int64_t steps = in_pairs ? round_up(seen, span) / 2 : seen;
         add_product(in_pairs, some, vectors, steps, factors, keys.right + words_of(in_pairs, j) * padded,
                     grad_queries + r * padded);
         for (int64_t i = 0; !in_pairs && !is_counted && i < some; ++i, made += seen)

@@ -90,7 +90,7 @@ def test_of_equal_scores_the_first_is_taken():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_cached_prefix_is_heard(beams):
-    """Of other tokens than the prompt says, so that the cache alone knows them."""
+    """The cache is of other tokens than the prompt says, so that it alone knows them."""
     model, batch = trained_like("reluformer"), draw_sources(4)
     with torch.no_grad():
         prefix = model(**batch, decoder_input_ids=torch.full((4, 3), 9), use_cache=True)[CACHE_NAME]
