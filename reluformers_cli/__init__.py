@@ -7,11 +7,9 @@ before a command is to run, so that --help and --version answer at once.
 import argparse
 import functools
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
-from typing import NoReturn
 
 # in the order in which they are used
 COMMANDS = {
@@ -31,20 +29,6 @@ COMMANDS = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Takes `--num-beams` for `--num_beams`, as transformers does, and says in one line what is wrong."""
-
-    def parse_known_args(self, args=None, namespace=None):
-        args = list(sys.argv[1:] if args is None else args)
-        options = args.index("--") if "--" in args else len(args)
-        for place, argument in enumerate(args[:options]):
-            args[place] = re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), argument)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
 @functools.cache
 def all_commands() -> dict[str, tuple[str, str]]:
     """Name → module and summary of every command: those here, and those of packages on top of reluformers.
@@ -54,22 +38,18 @@ def all_commands() -> dict[str, tuple[str, str]]:
     """
     commands = {name: (f"reluformers.commands.{name}", summary) for name, summary in COMMANDS.items()}
     for entry in entry_points(group="reluformers.commands"):
-        try:
-            package = entry.load()
-        except ImportError as error:  # one that is broken or half removed takes only its own commands away
-            sys.stderr.write(f"warning: the commands of {entry.value} are left out: {error}\n")
-            continue
+        package = entry.load()
         commands |= {name: (f"{package.__name__}.{name}", summary) for name, summary in package.COMMANDS.items()}
     return commands
 
 
-def build_overview() -> Parser:
+def build_overview() -> argparse.ArgumentParser:
     """Build the parser of the first argument, the command."""
     commands = all_commands()
     width = max(map(len, commands))
-    overview = Parser(
+    overview = argparse.ArgumentParser(
         prog="reluformers",
-        usage="%(prog)s COMMAND …",
+        usage="%(prog)s COMMAND ...",
         description="Train, score, look into and publish models whose attention is not plain softmax.",
         epilog="\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items())
         + "\n\n`reluformers COMMAND --help` explains a command; --traceback shows where an error came from.",
@@ -93,21 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     traceback = "--traceback" in arguments[: arguments.index("--") if "--" in arguments else None]
     if traceback:
         arguments.remove("--traceback")
-    if arguments and arguments[0] in all_commands():
-        is_again = "RELUFORMERS_STARTED_ANEW" in os.environ  # the page starts itself again, without tokens
-        if arguments[0] == "app" and not is_again and not {"-h", "--help"} & {*arguments}:
-            print("Opening the page: torch and transformers first, which takes some seconds", flush=True)
-        from reluformers.commands import run_command
-
-        run_command(arguments, traceback)
-        return
-    if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
+    if not arguments or arguments[0] not in all_commands():
         build_overview().parse_args(arguments[:1])
-    finally:
-        try:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError:  # whoever read it has gone: nothing more is to be written when Python ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if sys.stderr is None or not sys.stderr.isatty():  # no progress bars into files and pipes
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from reluformers.commands import run_command
+
+    run_command(arguments, traceback)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformers.commands import SECTION_CHANGE, build_parser, take_changes
+from reluformers.commands import build_parser, parse
 from reluformers_cli import all_commands
 from reluformers_research.tables import Table
 
@@ -134,12 +134,11 @@ def test_commands_are_understood(capsys):
         if "--help" in words:
             continue
         try:
-            options = build_parser(words[0])[0].parse_intermixed_args(words[1:])
+            options = parse(build_parser(words[0])[0], words[1:])
         except SystemExit:
             pytest.fail(f"{path.name}: {' '.join(words)}: {capsys.readouterr().err}")
         if words[0] == "table" and options.table:
-            take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds")
             table = Table.load(options.table)
             assert table.rows_of(options.setting, options.rows), path
             assert all(str(seed).isdecimal() for seed in options.seeds), (path, options.seeds)
-            assert all("." in change.partition("=")[0] for change in options.overrides), (path, options.overrides)
+            assert all("." in change.partition("=")[0] for change in options.changes), (path, options.changes)

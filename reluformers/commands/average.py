@@ -13,7 +13,7 @@ from reluformers.training.averaging import average_checkpoints, last_checkpoints
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("run_folder", help="folder that holds checkpoint-<step> folders")
-    parser.add_argument("--last", type=int, default=5, help="number of checkpoints to average")
+    parser.add_argument("--last", type=int, default=5, help="number of checkpoints to average (default: %(default)s)")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the output folder if a command wrote it")
 

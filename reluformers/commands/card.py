@@ -17,14 +17,12 @@ from reluformers.publish.card import CardOptions, write_card
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
-from .terminal import silence_libraries
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("folder", type=Path, help="folder of the model")
     parser.add_argument("--repo_id", required=True, help="repository on the Hub, ORG/NAME")
-    parser.add_argument("--revision", default="v1", help="tag that the card's code names")
+    parser.add_argument("--revision", default="v1", help="tag that the card's code names (default: %(default)s)")
     add_card_arguments(parser)
     parser.add_argument("--output", type=Path, help="folder for the card; without it, FOLDER")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
@@ -55,7 +53,6 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
-    silence_libraries()
     check_model(options.folder)
     place = {"revision": options.revision, "output": options.output, "overwrite": options.overwrite}
     print(write_card(options.folder, options.repo_id, **place, **card_options(options)))

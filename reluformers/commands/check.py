@@ -19,8 +19,6 @@ from reluformers.publish.folder_check import check_folder, write_answers
 from reluformers.publish.release import CHECK_FILE, refuse_foreign_code
 from reluformers.training.checkpoints import check_model
 
-from .terminal import silence_libraries
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
@@ -32,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Check."""
-    silence_libraries()
     folder = Path(options.model)
     if is_hub_id(options.model) and not folder.exists():
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))

@@ -21,16 +21,13 @@ from reluformers.conversion.convert import convert, convert_back
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
-from . import FIELD_CHANGE, take_changes
-from .terminal import silence_libraries
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("source", help="folder or Hub id of a saved model")
     parser.add_argument("folder", type=Path, help="folder to write")
     parser.add_argument(
-        "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of the new configuration, as in a recipe"
+        "changes", nargs="*", default=[], metavar="FIELD=VALUE", help="field of the new configuration, as in a recipe"
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention that the new model gets")
@@ -49,11 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Convert."""
-    silence_libraries()
-    take_changes(options, "fields", FIELD_CHANGE, "sites")
-    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites or None
+    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
     check_model(source)
-    given = read_fields(options.fields, "FIELD=VALUE")
+    given = read_fields(options.changes, "FIELD=VALUE")
     keeps_class = not options.back and (options.adapter or is_exchanged_as_it_is(source))
     if given and (options.back or keeps_class):
         raise ValueError(f"FIELD=VALUE, here {', '.join(given)}, is of models that become one of ours")

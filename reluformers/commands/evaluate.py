@@ -23,27 +23,33 @@ from reluformers.data.checked_fields import check_fields
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.evaluation.scorer import ScoringOptions
-from reluformers.saved_models import load_config
-from reluformers.tasks import TASKS, Task, task_of
+from reluformers.saved_models import DTYPES, load_config
+from reluformers.tasks import Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
-from . import FIELD_CHANGE, rows_of, take_changes
-from .options import add_fields
-from .terminal import silence_libraries
+from . import rows_of
 
-# fields of a task's options that are options here; NAME=VALUE sets any
-COMMON = ("split", "attention_report", "output", "trust_remote_code")
-OF_TASK = {
-    "translation": ("source_lang", "target_lang", "num_beams", "max_tokens", "predictions", "dtype"),
-    "image-classification": ("batch_size", "confusion_matrix"),
+# options that say which rows are scored and how they are batched, or what else is measured and written
+OF_ROWS = {
+    "split": "split to score, perhaps with a slice, such as test[:100]; without it, the file's name says it, or test",
+    "source_lang": "language to translate from, such as en; without it, the one that the model's folder names",
+    "target_lang": "language to translate to, such as de; without it, the one that the model's folder names",
+    "max_tokens": "most source tokens in a batch, with padding (default: 4096)",
+    "batch_size": "images in a batch (default: 64)",
 }
+OTHERS = {
+    "output": "JSON file for the results",
+    "num_beams": "beams of the search; without it, the model's own number",
+    "predictions": "text file for the translations, one per line",
+    "confusion_matrix": "picture of the predicted class of each true class, .png or .svg",
+}
+NUMBERS = ("max_tokens", "batch_size", "num_beams")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this command, with a group for each task."""
+    """Add the options of this command."""
     parser.add_argument("model", help="folder or Hub id of a saved model")
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="one more field, see above")
     parser.add_argument(
         "--data",
         required=True,
@@ -51,29 +57,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         help="Hub id, folder or file of the rows; or a text file of sources and one of their translations",
     )
-    add_fields(parser, ScoringOptions, COMMON)
-    for name, fields in OF_TASK.items():
-        group = parser.add_argument_group(f"options of {TASKS[name]}")
-        add_fields(group, TASKS[name].scorer.options_class, fields)
+    add_scoring_arguments(parser, OF_ROWS | OTHERS)
+    parser.add_argument("--attention_report", action="store_true", help="also measure the attention weights")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
+
+
+def add_scoring_arguments(parser: argparse.ArgumentParser, options: dict[str, str]) -> None:
+    """Add options for some fields of a scorer's options, name → help, and NAME=VALUE for all others."""
+    parser.add_argument("changes", nargs="*", default=[], metavar="NAME=VALUE", help="one more field")
+    for name, text in options.items():
+        parser.add_argument(f"--{name}", type=int if name in NUMBERS else str, help=text)
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repository")
 
 
 def run(options: argparse.Namespace) -> None:
     """Score and report."""
-    silence_libraries()
-    take_changes(options, "settings", FIELD_CHANGE, "data")
     check_model(options.model)
-    given = vars(options)
-    task = task_of(load_config(options.model, trust_remote_code=given.get("trust_remote_code", False)))
-    given |= read_fields(given.pop("settings"), "NAME=VALUE")
-    given["data"] = rows_of(given["data"])
-    evaluation = task.scorer(scoring_options(task, given)).run()
+    task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
+    evaluation = task.scorer(scoring_options(task, {**vars(options), "data": rows_of(options.data)})).run()
     print("\n".join(describe(evaluation)))
     if evaluation.attention:
         print(format_attention_report(evaluation.attention))
 
 
-def scoring_options(task: Task, given: dict[str, Any]) -> ScoringOptions:
-    """Options of a task's scorer; raises a `ValueError` for what is none of it."""
+def scoring_options(task: Task, options: dict[str, Any]) -> ScoringOptions:
+    """Options of a task's scorer, of those that are given; raises a `ValueError` for what is none of it."""
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    given |= read_fields(given.pop("changes"), "NAME=VALUE")
     return task.scorer.options_class(**check_fields("evaluate", given, task.scorer.options_class))
 
 

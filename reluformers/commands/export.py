@@ -21,13 +21,11 @@ from reluformers.export.page import export_page
 from reluformers.onnx import SUFFIXES
 from reluformers.training.checkpoints import check_model
 
-from .terminal import silence_libraries
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; a page takes several")
-    parser.add_argument("--to", choices=("onnx", "page"), default="onnx", help="what to write")
+    parser.add_argument("--to", choices=("onnx", "page"), default="onnx", help="what to write (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="folder to write; without it, MODEL-onnx or MODEL-page")
     parser.add_argument("--overwrite", action="store_true", help="replace the output folder if a command wrote it")
     parser.add_argument(
@@ -52,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Export."""
-    silence_libraries()
     for model in options.model:
         check_model(model)
     first = options.model[0]

@@ -12,15 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from huggingface_hub.utils import disable_progress_bars, logging
-
 from reluformers.publish.card import CARD_FILE
 from reluformers.publish.push import push_to_hub, snippet
 from reluformers.publish.space import push_space
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
-from .terminal import silence_libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +45,6 @@ def ask(line: str, is_agreed: bool) -> bool:
 
 def run(options: argparse.Namespace) -> None:
     """Push."""
-    silence_libraries()
-    disable_progress_bars()
-    logging.set_verbosity_error()
     check_model(options.folder)
     card = card_options(options)
     unused = card.keys() - {"base_model", "held_out"}

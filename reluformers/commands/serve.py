@@ -11,8 +11,6 @@ Examples:
 import argparse
 from pathlib import Path
 
-from transformers.utils.logging import disable_progress_bar
-
 from reluformers.app.app import drop_tokens
 from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
@@ -25,8 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a saved model")
     parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
     parser.add_argument("--precision", choices=SUFFIXES, help="number format of an export; without it, the finest")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 means all of the machine")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 means any free port")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 means all of the machine",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -36,7 +40,6 @@ def run(options: argparse.Namespace) -> None:
     check_model(options.model)
     bound = bind(options.host, options.port)
     drop_tokens()
-    disable_progress_bar()
     choice = {"precision": options.precision} if options.precision else {}
     module, handler = load_handler(options.model, **choice)
     set_precision(handler.pipeline.model, options.dtype)

@@ -10,20 +10,20 @@ Examples:
 """
 
 import argparse
+import sys
 from functools import partial
 
 from reluformers.tasks import load_recipe, recipe_for_pairs, task_named
 from reluformers.training.recipe import Recipe
 
-from . import SECTION_CHANGE, rows_of, take_changes
-from .terminal import hide_unwatched_progress, shows_progress
+from . import rows_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("recipe", nargs="?", help="YAML file with `task:` and its sections")
     parser.add_argument(
-        "overrides",
+        "changes",
         nargs="*",
         default=[],
         metavar="section.key=value",
@@ -52,23 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe that is named, or that follows from the data, with the changes."""
-    take_changes(options, "overrides", SECTION_CHANGE, "data", "validation")
-    if options.recipe is not None and SECTION_CHANGE.fullmatch(options.recipe):
-        options.overrides, options.recipe = [options.recipe, *options.overrides], None
     given = [name for name in ("data", "validation", "source_lang", "target_lang") if getattr(options, name)]
     if options.recipe is not None and not given:
-        return load_recipe(options.recipe, options.overrides)
+        return load_recipe(options.recipe, options.changes)
     if options.recipe is not None or not {"data", "source_lang", "target_lang"} <= set(given):
         raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
     data, validation = rows_of(options.data), rows_of(options.validation) if options.validation else None
-    return recipe_for_pairs(data, options.source_lang, options.target_lang, validation, options.overrides)
+    return recipe_for_pairs(data, options.source_lang, options.target_lang, validation, options.changes)
 
 
 def run(options: argparse.Namespace) -> None:
     """Train."""
-    hide_unwatched_progress()
     report = partial(print, flush=True)
     recipe = read_recipe(options)
-    if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
+    if sys.stderr.isatty() and not any(text.startswith("training.disable_tqdm=") for text in options.changes):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
     task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)

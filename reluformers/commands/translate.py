@@ -32,8 +32,6 @@ from reluformers.translation.decoding import load_translation_model, saved_searc
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
 from reluformers.translation.tokenization import Tokenizers
 
-from .terminal import shows_progress, silence_transformers
-
 CLONED_MODEL = str(Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de")
 _FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # news.en, and no "U.S." or "3.50"
 WATCHED_LINES = 16  # that are translated together where somebody looks at the lines
@@ -48,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_beams", type=int, help="beams of the search; without it, the model's own number")
     parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
     parser.add_argument("--batch_size", type=int, help="most sentences in a batch")
-    parser.add_argument("--max_tokens", type=int, default=4096, help="most source tokens in a batch, with padding")
+    parser.add_argument("--max_tokens", type=int, default=4096, help="most source tokens in a batch (default: 4096)")
     parser.add_argument("--alignments", action="store_true", help="write JSON lines with the source word of each word")
     parser.add_argument(
         "--runtime", choices=("torch", "onnx"), default="torch", help="onnx opens a folder of `reluformers export`"
@@ -59,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Translate."""
-    silence_transformers()
     options.model = options.model or CLONED_MODEL
     source, is_file = options.text, os.path.isfile(options.text)
     if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
@@ -76,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
     batches["block_lines"] = 1 if is_typed else WATCHED_LINES if is_watched else None
     is_read = is_file or source == "-" or options.column
-    is_hidden = not shows_progress() or is_watched or is_typed or not is_read
+    is_hidden = not sys.stderr.isatty() or is_watched or is_typed or not is_read
     translate = align_lines if options.alignments else translate_lines
 
     def translations(start: int) -> Iterator[str]:

@@ -48,7 +48,6 @@ class ScoringOptions:
     output: str | Path | None = None
     trust_remote_code: bool = False
 
-    row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
     written: ClassVar[tuple[str, ...]] = ("output",)  # fields that name files to write
 
     def __post_init__(self):

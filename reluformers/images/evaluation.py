@@ -35,7 +35,6 @@ class ImageScoring(ScoringOptions):
     num_workers: int = 0
     confusion_matrix: str | None = None
 
-    row_fields: ClassVar[tuple[str, ...]] = ("image_column", "label_column", "batch_size", "num_workers")
     written: ClassVar[tuple[str, ...]] = ("output", "confusion_matrix")
 
     def __post_init__(self):

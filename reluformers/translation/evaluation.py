@@ -59,7 +59,6 @@ class TranslationScoring(ScoringOptions, Search):
     predictions: str | None = None
     dtype: Literal[DTYPES] | None = None
 
-    row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
     written: ClassVar[tuple[str, ...]] = ("output", "predictions")
 
     def __post_init__(self):

@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
 from torch.nn import functional
 
-from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.batches import IGNORED_LABEL
 from reluformers.data.names import source_name
 from reluformers.data.sources import check_apart
@@ -77,7 +76,6 @@ def peak_memory() -> int:
 
 def run_job(path: str | Path) -> None:
     """Do a job unless it is done; goes on where an earlier process was stopped, and ends where another is at it."""
-    hide_unwatched_progress()
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
         with FileLock(f"{path}.lock", timeout=0):

@@ -4,24 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import reluformers_cli
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
-from reluformers.commands import build_parser
-from reluformers_cli import COMMANDS
+from reluformers.commands import build_parser, parse
 
 
-def test_options_may_be_written_with_dashes():
-    parser, _ = build_parser("translate")
-    options = parser.parse_intermixed_args(["--num-beams", "3", "--batch-size=8", "--trust-remote-code", "one-two"])
-    assert (options.num_beams, options.batch_size, options.trust_remote_code, options.text) == (3, 8, True, "one-two")
-    assert parser.parse_args(["--num-beams", "3", "--", "--num-beams"]).text == "--num-beams"
+def test_changes_may_stand_anywhere():
+    given = ["model.dropout=0.1", "--data", "a.en", "a.de", "training.seed=3", "--output_dir", "x"]
+    options = parse(build_parser("train")[0], given)
+    assert (options.recipe, options.data) == (None, ["a.en", "a.de"])
+    assert options.changes == ["model.dropout=0.1", "training.seed=3"]
+    assert parse(build_parser("translate")[0], ["--num_beams", "3", "--", "--a=b"]).text == "--a=b"
 
 
 @pytest.mark.parametrize("setting", ["num_workers=1", "penalty=x", "nothing=1", "min_new_tokens=a", "word"])
@@ -42,10 +40,9 @@ RUN = "from reluformers.errors import run_main; run_main(lambda: {})"
         (0, RUN.format("print('line')")),
         (1, RUN.format("print('line\\n' * 10**6)")),
         (0, RUN.format("(print('line'), exit(1))")),
-        (0, "from reluformers_cli import main; main(['--help'])"),
         (0, "from reluformers_cli import main; main(['average', '--help'])"),
     ],
-    ids=["few", "many", "failed", "overview", "help"],
+    ids=["few", "many", "failed", "help"],
 )
 def test_a_reader_may_leave(lines, program, unbuffered):
     """As `head` does: before the first line, which may still be in the buffer when the command ends, or after it."""
@@ -104,11 +101,3 @@ def test_the_overview_needs_no_library(option, shown):
     program = f"import sys; sys.modules['reluformers'] = None; from reluformers_cli import main; main(['{option}'])"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown in answer.stdout
-
-
-def test_a_broken_package_takes_only_its_own_commands_away(monkeypatch, capsys):
-    broken = EntryPoint(name="broken", value="no_such_package.commands", group="reluformers.commands")
-    monkeypatch.setattr(reluformers_cli, "entry_points", lambda group: [broken])
-    commands = reluformers_cli.all_commands.__wrapped__()
-    assert list(commands) == list(COMMANDS)
-    assert "no_such_package" in capsys.readouterr().err

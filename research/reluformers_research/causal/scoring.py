@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ class CausalScoring(ScoringOptions):
     """
 
     length: int = 256
-
-    row_fields: ClassVar[tuple[str, ...]] = ("length",)
 
     def __post_init__(self):
         super().__post_init__()

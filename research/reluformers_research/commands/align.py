@@ -25,7 +25,6 @@ from typing import TextIO
 
 from tqdm.auto import tqdm
 
-from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Choose the head, align, and say how good it is."""
-    silence_libraries()
     languages = (options.source_lang, options.target_lang, saved_languages(options.model))
     data = ParallelText(options.data, *languages)
     development = ParallelText([options.development], *languages) if options.development else None
@@ -63,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     def align(text: ParallelText) -> Iterator[tuple[ParallelRow, WordAlignments]]:
         rows, again = tee(text)
         aligned = word_alignments(model, tokenizers, (row.texts for row in rows), max_tokens=options.max_tokens)
-        return zip(again, tqdm(aligned, unit=" pairs", disable=not shows_progress()), strict=True)
+        return zip(again, tqdm(aligned, unit=" pairs", disable=not sys.stderr.isatty()), strict=True)
 
     head, tables = AlignmentHead.of_config(model.config), {}
     if development:

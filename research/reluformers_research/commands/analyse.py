@@ -11,21 +11,19 @@ Examples:
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from reluformers.commands.compare import run_names
-from reluformers.commands.evaluate import scoring_options
-from reluformers.commands.options import add_fields
-from reluformers.commands.terminal import shows_progress, silence_libraries
+from reluformers.commands.evaluate import OF_ROWS, add_scoring_arguments, scoring_options
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
-from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import check_output_files, write_json
 from reluformers.saved_models import load_config, to_accelerator
-from reluformers.tasks import TASKS, Task, task_of
+from reluformers.tasks import Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
 from reluformers_research.analysis.report import means_table, plot_layers
@@ -34,19 +32,15 @@ FORMAT_VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this command, with a group for each task."""
+    """Add the options of this command."""
     parser.add_argument("models", nargs="+", metavar="model", help="folders or Hub ids of saved models")
     parser.add_argument("data", help="Hub id, folder or file of the rows")
     parser.add_argument("--output", default="analysis.json", help="JSON file to write, beside a picture in .png")
-    add_fields(parser, ScoringOptions, ("data_config", "data_revision", "split", "trust_remote_code"))
-    for task in TASKS.values():
-        options = task.scorer.options_class
-        add_fields(parser.add_argument_group(f"options of {task}"), options, options.row_fields)
+    add_scoring_arguments(parser, OF_ROWS)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure and write."""
-    silence_libraries()
     output = Path(options.output)
     if output.suffix != ".json":
         raise ValueError(f"--output is {options.output}, but must end in .json")
@@ -71,7 +65,7 @@ def common_task(options: argparse.Namespace) -> Task:
     tasks = {}
     for model in options.models:
         check_model(model)
-        task = task_of(load_config(model, trust_remote_code=getattr(options, "trust_remote_code", False)))
+        task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
         tasks[task.name] = task
     (task,) = tasks.values()
     return task
@@ -79,11 +73,11 @@ def common_task(options: argparse.Namespace) -> Task:
 
 def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """What one model does, and on which rows and where it was measured."""
-    given = {name: value for name, value in vars(options).items() if name not in ("models", "output")}
-    scorer = task.scorer(scoring_options(task, {**given, "model": model}))
+    given = {**vars(options), "model": model, "models": None, "output": None}
+    scorer = task.scorer(scoring_options(task, given))
     data = scorer.load()
     to_accelerator(scorer.model)
-    batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
+    batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not sys.stderr.isatty())
     results = analyse_model(scorer.model, batches)
     known = {name: value for name, value in dataclasses.asdict(data).items() if value is not None}
     about = {

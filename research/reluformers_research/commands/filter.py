@@ -15,11 +15,11 @@ Examples:
 
 import argparse
 import logging
+import sys
 from itertools import compress
 
 from tqdm.auto import tqdm
 
-from reluformers.commands.terminal import shows_progress, silence_libraries
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_languages
@@ -48,11 +48,10 @@ def run(options: argparse.Namespace) -> None:
     check_output_files(*options.output, inputs=text.paths)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
-    silence_libraries()
     check_model(options.model)
     model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
     found = score_pairs(model, tokenizers, (row.texts for row in text), max_tokens=options.max_tokens)
-    bar = tqdm(found, unit=" pairs", disable=not shows_progress())
+    bar = tqdm(found, unit=" pairs", disable=not sys.stderr.isatty())
     scores = [getattr(score, options.score) for score in bar]
     if options.score == "null_rate" and not any(scores):
         logger.warning(

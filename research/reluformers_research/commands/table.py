@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from reluformers.commands import SECTION_CHANGE, take_changes
 from reluformers.evaluation.plotting import check_picture_path
 from reluformers.files import write_text
 from reluformers_research.evidence import Evidence
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("table", nargs="?", help="SOURCE/TABLE as --list shows it, or a YAML file")
     parser.add_argument(
-        "overrides",
+        "changes",
         nargs="*",
         default=[],
         metavar="section.key=value",
@@ -65,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options ask for, else run the rows and print the table."""
-    take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds")
     records = options.records or options.output_dir / "records"
     if options.plot:
         check_picture_path(options.plot)
@@ -98,7 +96,7 @@ def show_table(options: argparse.Namespace, records: Path) -> None:
     jobs = make_jobs(table, list(map(int, options.seeds)), options, records)
     finished = options.show or run_jobs(jobs, options, records)
     report = TableReport.of_records(
-        table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.overrides
+        table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.changes
     )
     print(report.markdown())
     if not finished:
@@ -126,7 +124,7 @@ def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, recor
     jobs: dict[str, list[Job]] = {}
     for row in table.rows_of(options.setting, options.rows):
         for seed in seeds:
-            recipe = table.recipe(options.setting, row, seed, options.overrides)
+            recipe = table.recipe(options.setting, row, seed, options.changes)
             recipe.model_config()
             recipe.training_arguments(options.output_dir)
             name = run_name(recipe)
