@@ -121,10 +121,6 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
-            raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
-        if self.threshold_per_head and not self.learned_threshold:
-            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]

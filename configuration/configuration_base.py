@@ -14,15 +14,6 @@ from .field_checks import check_choice, check_number, strict_fields
 
 FORMAT_VERSION = 1
 
-# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
-MOST_LAYERS = 10_000
-MOST_CHANNELS = 2**16
-MOST_INNER_CHANNELS = 2**20
-MOST_TOKENS = 2**24
-MOST_LABELS = 2**24
-MOST_POSITIONS = 2**20
-MOST_POSITION_VALUES = 2**29
-
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
@@ -32,8 +23,6 @@ _NUMBERS = {
     **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
     **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
 }
-_SWISH = ("swish", "swiglu")
-_OF_FUNCTIONS = {"learned_swish_beta": _SWISH, "swish_beta": _SWISH, "feed_forward_temperature": ("softmax",)}
 
 
 @strict_fields
@@ -100,8 +89,6 @@ class TransformerConfig(PreTrainedConfig):
                 value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
-        if name == "num_labels":
-            check_number(type(self).__name__, name, value, f"[1, {MOST_LABELS}]", integer=True)
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
@@ -141,25 +128,10 @@ class TransformerConfig(PreTrainedConfig):
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         self._check_numbers(_NUMBERS)
-        for name, functions in _OF_FUNCTIONS.items():
-            if getattr(self, name) != getattr(type(self), name) and self.activation_function not in functions:
-                raise ValueError(
-                    f"{owner}.{name} is {getattr(self, name)}, but activation_function is "
-                    f"{self.activation_function!r}: only {' and '.join(map(repr, functions))} have it"
-                )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             wanted = "must be 0 with attention that can give negative weights"
             raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
-
-    def _check_sizes_of_tables(self, positions: int, name: str) -> None:
-        """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
-        values = positions * self.hidden_size
-        if positions > MOST_POSITIONS or values > MOST_POSITION_VALUES:
-            raise ValueError(
-                f"{type(self).__name__}.{name} is {getattr(self, name)}, which makes {positions} positions of width "
-                f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
-            )
 
     def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
         """Check the fields of these names, by what this model calls them; the types say which may be None."""

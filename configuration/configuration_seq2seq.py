@@ -5,29 +5,17 @@
 import copy
 from typing import Any, ClassVar, Literal
 
-from .configuration_base import (
-    MOST_CHANNELS,
-    MOST_INNER_CHANNELS,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    FeedForwardActivation,
-    TransformerConfig,
-)
+from .configuration_base import FeedForwardActivation, TransformerConfig
 from .field_checks import check_number, strict_fields
 
 PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
 EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 
-_INTEGERS = {
-    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), f"[1, {MOST_TOKENS}]"),
-    **dict.fromkeys(("d_model", "encoder_attention_heads", "decoder_attention_heads"), f"[1, {MOST_CHANNELS}]"),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), f"[1, {MOST_LAYERS}]"),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), f"[1, {MOST_INNER_CHANNELS}]"),
-    "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
-    "position_offset": f"[0, {MOST_POSITIONS}]",
-}
+_SIZES = (
+    *("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings", "encoder_layers", "decoder_layers"),
+    *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
+)
 
 
 @strict_fields
@@ -163,37 +151,15 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         super().validate_fields()
         owner = type(self).__name__
-        self._check_numbers(_INTEGERS, integer=True)
-        self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
+        self._check_numbers({**dict.fromkeys(_SIZES, "[1, inf)"), "position_offset": "[0, inf)"}, integer=True)
         self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
         counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
         self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
-        self._check_tokens(owner)
-        self._check_combinations(owner)
-
-    def _check_tokens(self, owner: str) -> None:
-        if self.eos_token_id == []:
-            raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id"):
-            size, value = min(self.vocab_size, self.target_vocab_size), getattr(self, name)
-            if name == "decoder_start_token_id":
-                size = self.target_vocab_size
-            elif name == "unk_token_id" and self.word_dropout == 0:  # else it stands on both sides
-                size = self.vocab_size
-            for token in value if isinstance(value, list) else [value] * (value is not None):
-                check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
-        if self.decoder_start_token_id is None and self.label_shift == "start_token":
-            raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
-        if self.unk_token_id is None and self.word_dropout > 0:
-            raise ValueError(f"{owner}.unk_token_id is None, but words of word_dropout become it: give one")
-
-    def _check_combinations(self, owner: str) -> None:
-        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
-            if self.d_model % (number := getattr(self, heads)):
-                raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
-        # half of the channels are sines, half cosines
-        if self.d_model % 2 and self.position_embedding_type != "learned":
-            raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
+        # a translation whose last token the model cannot write would go on to the longest one
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        for token in ends:
+            if token is not None:
+                check_number(owner, "eos_token_id", token, f"[0, {self.target_vocab_size - 1}]", integer=True)
         if self.position_offset and self.position_embedding_type != "learned":
             raise ValueError(
                 f"{owner}.position_offset is {self.position_offset}, but position_embedding_type is "
@@ -206,8 +172,6 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 f"{owner}.tying is 'all', but vocab_size ({self.vocab_size}) and decoder_vocab_size "
                 f"({self.decoder_vocab_size}) differ: use 'decoder' or 'none'"
             )
-        if self.tie_word_embeddings and self.tying == "none":
-            raise ValueError(f"{owner}.tie_word_embeddings is True, but tying is 'none': set tying alone")
 
 
 @strict_fields

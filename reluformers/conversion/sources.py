@@ -16,7 +16,6 @@ from transformers import (
 )
 
 from reluformers.configuration.configuration_base import TransformerConfig
-from reluformers.configuration.configuration_vision import distinct_names
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
 
@@ -150,6 +149,12 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     # of patches that are not square, the shape of a weight is another one
     patch_size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     return fields | {"patch_size": patch_size, "multi_label_reduction": "mean"}
+
+
+def distinct_names(names: dict[int, str]) -> dict[int, str]:
+    """Names of classes by number; of equal ones those after the first get their number: ImageNet has two cranes."""
+    first = {name: number for number, name in reversed(names.items())}
+    return {number: name if first[name] == number else f"{name} ({number})" for number, name in names.items()}
 
 
 def target_of(config: TransformerConfig) -> Source:

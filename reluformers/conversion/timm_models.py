@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
-from reluformers.configuration.configuration_vision import distinct_names
 from reluformers.configuration.field_checks import check_choice
 
 from .names import TIMM_NAMES, rename
-from .sources import ACTIVATIONS
+from .sources import ACTIVATIONS, distinct_names
 from .weights import State
 
 # by the second word of a model's name: what shapes do not tell
