@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, get_args
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
-from transformers.utils import logging
 
 # ---------------------------------------------------------------------------------------------------------------------
 # configuration/field_checks.py
@@ -204,10 +203,6 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
-            raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
-        if self.threshold_per_head and not self.learned_threshold:
-            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
@@ -279,15 +274,6 @@ class AttentionConfig:
 
 FORMAT_VERSION = 1
 
-# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
-MOST_LAYERS = 10_000
-MOST_CHANNELS = 2**16
-MOST_INNER_CHANNELS = 2**20
-MOST_TOKENS = 2**24
-MOST_LABELS = 2**24
-MOST_POSITIONS = 2**20
-MOST_POSITION_VALUES = 2**29
-
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
@@ -297,8 +283,6 @@ _NUMBERS = {
     **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
     **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
 }
-_SWISH = ("swish", "swiglu")
-_OF_FUNCTIONS = {"learned_swish_beta": _SWISH, "swish_beta": _SWISH, "feed_forward_temperature": ("softmax",)}
 
 
 @strict_fields
@@ -365,8 +349,6 @@ class TransformerConfig(PreTrainedConfig):
                 value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
-        if name == "num_labels":
-            check_number(type(self).__name__, name, value, f"[1, {MOST_LABELS}]", integer=True)
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
@@ -406,25 +388,10 @@ class TransformerConfig(PreTrainedConfig):
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         self._check_numbers(_NUMBERS)
-        for name, functions in _OF_FUNCTIONS.items():
-            if getattr(self, name) != getattr(type(self), name) and self.activation_function not in functions:
-                raise ValueError(
-                    f"{owner}.{name} is {getattr(self, name)}, but activation_function is "
-                    f"{self.activation_function!r}: only {' and '.join(map(repr, functions))} have it"
-                )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             wanted = "must be 0 with attention that can give negative weights"
             raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
-
-    def _check_sizes_of_tables(self, positions: int, name: str) -> None:
-        """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
-        values = positions * self.hidden_size
-        if positions > MOST_POSITIONS or values > MOST_POSITION_VALUES:
-            raise ValueError(
-                f"{type(self).__name__}.{name} is {getattr(self, name)}, which makes {positions} positions of width "
-                f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
-            )
 
     def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
         """Check the fields of these names, by what this model calls them; the types say which may be None."""
@@ -468,32 +435,10 @@ class TransformerConfig(PreTrainedConfig):
 # configuration/configuration_vision.py
 
 
-logger = logging.get_logger(__name__)
-
-_MOST_PIXELS = 2**16  # of a side
-_INTEGERS = {
-    "patch_size": f"[1, {_MOST_PIXELS}]",
-    **dict.fromkeys(("num_channels", "hidden_size", "num_attention_heads"), f"[1, {MOST_CHANNELS}]"),
-    "num_hidden_layers": f"[1, {MOST_LAYERS}]",
-    "intermediate_size": f"[1, {MOST_INNER_CHANNELS}]",
-    "representation_size": f"[1, {MOST_CHANNELS}]",
-    "num_register_tokens": f"[0, {MOST_CHANNELS}]",
-}
-
-
-def _number(value: Any) -> Any:
-    """The integer of the digits that JSON has in its place."""
-    return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
-
-
-def _inverse(names: dict | None) -> dict | None:
-    return None if names is None else {name: number for number, name in names.items()}
-
-
-def distinct_names(names: dict[int, str]) -> dict[int, str]:
-    """Names of classes by number; of equal ones those after the first get their number: ImageNet has two cranes."""
-    first = {name: number for number, name in reversed(names.items())}
-    return {number: name if first[name] == number else f"{name} ({number})" for number, name in names.items()}
+_SIZES = (
+    *("patch_size", "num_channels", "hidden_size", "num_attention_heads"),
+    *("num_hidden_layers", "intermediate_size", "representation_size"),
+)
 
 
 @strict_fields
@@ -573,54 +518,16 @@ class VisionTransformerConfig(TransformerConfig):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # one of the two follows from the other
-        if name == "id2label" and isinstance(value, list | tuple):
-            value = dict(enumerate(value))
-        if name == "id2label" and isinstance(value, dict):
-            value = {_number(key): label for key, label in value.items()}
-            if self.label2id == _inverse(self.id2label):  # else it was set before, and the two are checked together
-                super().__setattr__("label2id", _inverse(value))
-        elif name == "label2id":
-            is_given = isinstance(value, dict)
-            value = {key: _number(number) for key, number in value.items()} if is_given else _inverse(self.id2label)
-        super().__setattr__(name, value)
-
-    def __post_init__(self, **kwargs):
-        if self.id2label is None:
-            self.id2label = _inverse(self.label2id)
-        count = kwargs.get("num_labels")
-        if None not in (count, self.id2label) and count != len(self.id2label):
-            names = len(self.id2label)
-            raise ValueError(f"{type(self).__name__}.num_labels is {count}, but id2label has {names} names")
-        self._check_labels()
-        super().__post_init__(**kwargs)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """Build as transformers does; of labels those that are given, else those of the file, made distinct."""
-        given, names = {name: kwargs.pop(name, None) for name in ("id2label", "label2id")}, config_dict.get("id2label")
-        if given != dict.fromkeys(given) or (names and kwargs.get("num_labels", len(names)) != len(names)):
-            config_dict = {**config_dict, **given}
-        elif names:
-            pairs = enumerate(names) if isinstance(names, list) else names.items()
-            names = distinct_names({_number(number): name for number, name in pairs})
-            if config_dict.get("label2id") not in (None, _inverse(names)):
-                logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
-            config_dict = {**config_dict, "id2label": names, "label2id": None}
-        return super().from_dict(config_dict, **kwargs)
-
-    def _check_labels(self) -> None:
-        """Refuse names that do not number classes from 0 on, each by one name."""
-        owner, names = type(self).__name__, self.id2label
-        if names is None:
+        # names of classes decide, and their numbers follow
+        if name == "id2label" and value is not None:
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            value = {int(number): label for number, label in pairs}  # JSON has strings
+            super().__setattr__("label2id", {label: number for number, label in value.items()})
+        elif name == "label2id" and self.id2label is not None:
             return
-        if not names or set(names) != set(range(len(names))):
-            raise ValueError(f"{owner}.id2label has the numbers {[*names]!r:.80}, but must have all from 0 on")
-        inverse = _inverse(names)
-        if repeated := [name for number, name in names.items() if inverse[name] != number]:
-            raise ValueError(f"{owner}.id2label has {repeated[0]!r} more than once: name each class once")
-        if wrong := self.label2id.items() ^ inverse.items():
-            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong, key=str)}: give id2label alone")
+        elif name == "label2id" and value is not None:
+            self.id2label = {number: label for label, number in value.items()}
+        super().__setattr__(name, value)
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -647,39 +554,21 @@ class VisionTransformerConfig(TransformerConfig):
 
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
-        owner = type(self).__name__
-        self._check_labels()
-        if self.pooling_attention is not None and self.pooling != "attention":
-            raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        self._check_numbers(_INTEGERS, integer=True)
+        owner, names = type(self).__name__, self.id2label
+        if not names or set(names) != set(range(len(names))) or len(set(names.values())) < len(names):
+            raise ValueError(f"{owner}.id2label is {names!r:.80}, but must name each class from 0 on, by its own name")
+        self._check_numbers({**dict.fromkeys(_SIZES, "[1, inf)"), "num_register_tokens": "[0, inf)"}, integer=True)
         self._check_numbers({"drop_path_rate": "[0, 1)", "head_bias_init": "(-inf, inf)"})
-        if self.norm_after_pooling and self.norm_position == "post":
-            raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
-        if self.prefix_positions and self.position_embedding_type == "sincos2d":
-            raise ValueError(f"{owner}.prefix_positions is True, but sincos2d has positions of patches alone")
-        self._check_sizes(owner)
+        for side in self._sides():
+            check_number(owner, "image_size", side, "[1, inf)", integer=True)
+            if side % self.patch_size:
+                wanted = f"a multiple of patch_size ({self.patch_size})"
+                raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
         super().validate_fields()
 
     def _sides(self) -> list[int]:
         """Height and width."""
         return list(self.image_size) if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
-
-    def _check_sizes(self, owner: str) -> None:
-        sides = self._sides()
-        if len(sides) != 2:
-            raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
-        for side in sides:
-            check_number(owner, "image_size", side, f"[1, {_MOST_PIXELS}]", integer=True)
-            if side % self.patch_size:
-                wanted = f"a multiple of patch_size ({self.patch_size})"
-                raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
-        self._check_sizes_of_tables(self.num_tokens, "image_size")
-        heads, width = self.num_attention_heads, self.hidden_size
-        if width % heads:
-            raise ValueError(f"{owner}.num_attention_heads is {heads}, but must divide hidden_size ({width})")
-        # sines and cosines, of rows and of columns
-        if width % 4 and self.position_embedding_type == "sincos2d":
-            raise ValueError(f"{owner}.hidden_size is {width}, but must be a multiple of 4 with sincos2d")
 
 
 @strict_fields
