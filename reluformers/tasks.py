@@ -15,10 +15,10 @@ from .data.checked_fields import check_name
 from .evaluation.scorer import Scorer
 from .families import FAMILIES
 from .images import card as image_card
-from .images.evaluation import ImageScorer
 from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
+from .images.scoring import ImageScorer
 from .papers import PAPERS, Paper
 from .saved_models import can_open
 from .training.recipe import Recipe, override, read_sections

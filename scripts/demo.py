@@ -18,8 +18,7 @@ from demo.corpus import build_corpus
 from demo.digits import classify_in_clean_process, first_digit, write_digits
 from demo.translation import first_of_each_kind, translate_in_clean_process, translate_rows, write_corpus
 from reluformers.errors import run_main
-from reluformers.images import ImageRecipe, train_image_classification
-from reluformers.translation import TranslationRecipe, train_translation
+from reluformers.tasks import load_recipe
 
 RECIPES = Path(__file__).with_name("recipes")
 DEFAULT_TEXT = "Vienna, Rome, and Tokyo: Wednesday, January 3, 2024, 3:04 PM; 3 hours and 20 minutes"
@@ -49,8 +48,7 @@ def train_translator(folder: Path) -> None:
     print(
         f"corpus: {len(corpus.train):,} training and {len(corpus.held_out)} held-out lines in {files['train'].parent}"
     )
-    recipe = TranslationRecipe.load(RECIPES / "demo.yaml")
-    results = train_model(train_translation, recipe, files, folder, report=print)
+    results = train_model(load_recipe(RECIPES / "demo.yaml"), files, folder, report=print)
     minutes = (time.perf_counter() - start) / 60
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
     print(f"after {minutes:.1f} minutes; saved in {shown(folder)}")
@@ -77,8 +75,7 @@ def train_classifier(folder: Path) -> None:
     print("\nHandwritten digits of 8 x 8 pixels:")
     start = time.perf_counter()
     files = write_digits(folder.with_name(f"{folder.name}_data"))
-    recipe = ImageRecipe.load(RECIPES / "demo_digits.yaml")
-    results = train_model(train_image_classification, recipe, files, folder, report=print)
+    results = train_model(load_recipe(RECIPES / "demo_digits.yaml"), files, folder, report=print)
     seconds = time.perf_counter() - start
     print(f"\naccuracy on held-out digits: {results['validation_accuracy']:.1%}")
     print(f"after {seconds:.0f} seconds; saved in {shown(folder)}, with its confusion matrix")

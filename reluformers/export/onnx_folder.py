@@ -64,7 +64,7 @@ def export_onnx(
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
     rows = scorer.load() if data else None  # before the graphs, which take long
-    source = load_model(task.auto_class, model, dtype=torch.float32)
+    source = load_model(task.auto_class, model, dtype=torch.float32, attn_implementation="eager")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         stock_config(source.config).save_pretrained(unfinished)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
@@ -16,17 +16,6 @@ from reluformers.onnx.sessions import OnnxModel, Session
 NAME = "model"
 
 
-class _Classifier(nn.Module):
-    def __init__(self, model: PreTrainedModel, attentions: bool):
-        super().__init__()
-        self.model, self.attentions = model, attentions
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        outputs = self.model(**inputs, output_attentions=self.attentions)
-        layers = outputs.attentions if self.attentions else ()
-        return {"logits": outputs.logits, **{f"attentions.{number}": layer for number, layer in enumerate(layers)}}
-
-
 def export_graphs(
     model: PreTrainedModel, precisions: tuple[str, ...], attentions: bool
 ) -> Iterator[tuple[str, str, onnx.ModelProto]]:
@@ -35,14 +24,15 @@ def export_graphs(
     Yields:
         Name, precision and graph.
     """
-    config = model.config
-    height, width = [side * config.patch_size for side in config.grid_size]
-    pixels = torch.randn(2, config.num_channels, height, width)
-    before = config._attn_implementation
-    model.set_attn_implementation("eager")  # of standard operators alone
-    inputs = {"pixel_values": (pixels, ("batch_size", None, None, None))}
-    graph = export_graph(_Classifier(model, attentions), inputs)
-    model.set_attn_implementation(before)
+
+    def classify(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = model(**inputs, output_attentions=attentions)
+        layers = outputs.attentions if attentions else ()
+        return {"logits": outputs.logits, **{f"attentions.{number}": layer for number, layer in enumerate(layers)}}
+
+    height, width = [side * model.config.patch_size for side in model.config.grid_size]
+    pixels = torch.randn(2, model.config.num_channels, height, width)
+    graph = export_graph(model, classify, {"pixel_values": (pixels, ("batch_size", None, None, None))})
     for precision in precisions:
         yield NAME, precision, convert_precision(graph, precision)
 

@@ -12,7 +12,6 @@ from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.sources import naming, read_splits
 from reluformers.evaluation.plotting import plot_confusion_matrix
-from reluformers.training.callbacks import median_speed
 from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
@@ -52,8 +51,8 @@ def train_image_classification(
 
     Returns:
         The content of `results.json`: `validation_accuracy`, `validation_top5_accuracy` (of more than five classes),
-        `validation_loss`, the same of the test set, as far as there are such sets, `images_per_second` of training
-        (median of the log), `parameters`, `steps`, the `Circumstances` and, unless it was resumed, `training_seconds`.
+        `validation_loss`, the same of the test set, as far as there are such sets, `parameters`, `steps`, the
+        `Circumstances` and, unless it was resumed, `training_seconds`.
 
     Raises:
         ValueError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
@@ -140,10 +139,8 @@ def build_trainer(
 
 
 def _score(run: Run, trainer: ImageTrainer, splits: dict[str, Dataset]) -> dict[str, Any]:
-    """Accuracy and loss of every evaluation split, and the speed of training."""
+    """Accuracy and loss of every evaluation split."""
     scores: dict[str, Any] = {}
-    if speed := median_speed(trainer.state.log_history, ("images_per_second",)):
-        scores["images_per_second"] = speed
     for name, dataset in splits.items():
         metrics = trainer.evaluate(dataset, metric_key_prefix=name)
         keys = [f"{name}_{metric}" for metric in trainer.classified.scores()]

@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import onnx
@@ -18,30 +18,33 @@ IR_VERSION = 10  # what onnxruntime has read since 1.18
 
 
 class _Unnamed(nn.Module):
-    """A module of dicts as one of tuples: names of ONNX need not be names of Python."""
+    """A function of dicts as a module of tuples: names of ONNX need not be names of Python."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str]):
+    def __init__(self, module: nn.Module, compute: Callable, names: Sequence[str]):
         super().__init__()
-        self.module, self.names = module, names
+        self.module, self.compute, self.names = module, compute, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.module(dict(zip(self.names, inputs, strict=True))).values())
+        return tuple(self.compute(dict(zip(self.names, inputs, strict=True))).values())
 
 
-def export_graph(module: nn.Module, inputs: Mapping[str, tuple[Tensor, Sequence[str | None]]]) -> ModelProto:
-    """Export a module as one ONNX graph of float32, without lines and paths of the code that it was made of.
+def export_graph(
+    module: nn.Module, compute: Callable, inputs: Mapping[str, tuple[Tensor, Sequence[str | None]]]
+) -> ModelProto:
+    """Export what a module computes as one ONNX graph of float32, without lines and paths of the code behind it.
 
     Args:
-        module: takes a dict of tensors and returns one; the names are those of the graph.
+        module: has the weights.
+        compute: calls it with a dict of tensors and returns one; the names are those of the graph.
         inputs: an example, whose axes have different sizes of at least 2, and the names of its axes, None for those
             whose size stays.
     """
     example = {name: tensor for name, (tensor, _) in inputs.items()}
     shapes = tuple({axis: title for axis, title in enumerate(axes) if title} for _, axes in inputs.values())
     with torch.no_grad(), quiet():
-        outputs = list(module(example))
+        outputs = list(compute(example))
         program = torch.onnx.export(
-            _Unnamed(module, list(example)),
+            _Unnamed(module, compute, list(example)),
             tuple(example.values()),
             dynamic_shapes={"inputs": shapes},
             input_names=list(example),

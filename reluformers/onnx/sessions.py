@@ -83,11 +83,7 @@ class OnnxModel(PreTrainedModel):
         """Change nothing: the graph is what it is."""
 
     def attentions_of(self, session: Session, *kinds: str) -> list[str]:
-        """Outputs with the weights of each layer.
-
-        Raises:
-            ValueError: the graphs were exported without.
-        """
+        """Outputs with the weights of each layer; a ValueError says that the graphs were exported without."""
         names = [name for kind in kinds for name in session.layers_of(kind)]
         if not names:
             raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")

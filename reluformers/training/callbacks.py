@@ -4,7 +4,6 @@ import ctypes
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +40,7 @@ class TrainingMeter(TrainerCallback):
         """Forget everything that was added."""
         self._seconds = 0.0
         self._started: float | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._reports: Counter[str] = Counter()
+        self._sums: dict[str, Tensor] = {}  # of a statistic also the number of batches that reported it
 
     def start(self) -> None:
         """An update begins."""
@@ -65,34 +63,32 @@ class TrainingMeter(TrainerCallback):
 
     def add(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Count one batch by inputs and outputs of the model; statistics that it reports are scalars."""
-        reported = {name: outputs[name].detach().float() for name in _STATISTICS if outputs.get(name) is not None}
-        self._reports.update(list(reported))
-        for name, value in (self.count(inputs) | reported).items():
+        values = self.count(inputs)
+        for name in _STATISTICS:
+            if outputs.get(name) is not None:
+                value = outputs[name].detach().float()
+                values |= {name: value, f"{name} reports": torch.ones_like(value)}
+        for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0) + value
 
     def summary(self, add_up: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Log entries since the last summary, then start anew.
 
         Args:
-            add_up: adds a float32 tensor [n] over the processes. Every process must call it, and have seen as many
-                batches with each statistic.
+            add_up: adds a float32 tensor [n] over the processes. Every process must call it, and have seen the same
+                statistics.
 
         Returns:
             The statistics, as means over the batches that reported them, and `…_per_second` of all that is counted.
         """
         if not self._sums:
             return {}
-        totals = torch.stack([value.float() for value in self._sums.values()])
-        totals = torch.cat([totals, totals.new_ones(1)])
-        *sums, processes = add_up(totals).tolist()
-        logs = {}
-        for name, value in zip(self._sums, sums, strict=True):
-            if name in _STATISTICS:
-                logs[name] = value / (self._reports[name] * processes)
-            elif self._seconds:
-                logs[f"{name}_per_second"] = round(value / self._seconds, 1)
+        totals = add_up(torch.stack([value.float() for value in self._sums.values()])).tolist()
+        sums, seconds = dict(zip(self._sums, totals, strict=True)), self._seconds
         self.reset()
-        return logs
+        reports = {name: sums.pop(f"{name} reports") for name in _STATISTICS if name in sums}
+        logs = {name: sums.pop(name) / count for name, count in reports.items()}
+        return logs | {f"{name}_per_second": round(value / seconds, 1) for name, value in sums.items() if seconds}
 
 
 def median_speed(log: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> float | None:

@@ -42,9 +42,6 @@ class TaskTrainingArguments(TrainingArguments):
         early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model` ("loss" if
             missing); None never stops early.
         disable_tqdm: print lines of the log instead of a progress bar; without a terminal there are always lines.
-
-    Raises:
-        ValueError: fields ask for what training would not do.
     """
 
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
@@ -87,6 +84,36 @@ class TaskTrainingArguments(TrainingArguments):
             "load_best_model_at_end": self.load_best_model_at_end,
         }
         return [name for name, is_set in choices.items() if is_set]
+
+
+@dataclass
+class DataSection:
+    """Where the rows of a training run are.
+
+    Args:
+        path: Hub id of a data set, folder or file; None if the three splits are files or folders.
+        name: configuration of the data set on the Hub.
+        revision: branch, tag or commit on the Hub.
+        train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`. Without it a
+            file, a list of files, or for images a folder with one folder for each class, for translation a mapping
+            with `source` and `target` for parallel text. Training evaluates on `validation`, and at its end scores
+            the model on `test`, which chooses nothing and may stay None.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str | list[str] | dict[str, str] | None = None
+    validation: str | list[str] | dict[str, str] | None = None
+    test: str | list[str] | dict[str, str] | None = None
+
+    usual_splits: ClassVar[tuple[str, ...]] = ("train",)  # of a `path`, which need not be named
+
+    def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
+        """Where each split is that the recipe names."""
+        usual = {} if self.path is None else {name: name for name in self.usual_splits}
+        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        return usual | {name: source for name, source in given.items() if source is not None}
 
 
 class Recipe:

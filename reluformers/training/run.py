@@ -18,7 +18,7 @@ from transformers import set_seed
 from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
-from reluformers.files import read_json, replace_directory, write_json
+from reluformers.files import replace_directory, write_json
 
 from .averaging import mean_weights
 from .callbacks import GiveBackMemory, keep_freed_memory
@@ -42,31 +42,18 @@ RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
 _PATIENCE = 10.0  # seconds: the workers of a killed run hold its lock until they notice
-# What may change when a run goes on; it holds from the checkpoint on. Of `data`, the rows are compared in place of the
-# names under which they lie.
-MAY_CHANGE = frozenset(
-    {
-        *(f"data.{name}" for name in ("path", "name", "revision", "train", "validation", "test")),
-        *(f"training.{name}_strategy" for name in ("eval", "logging", "save")),
-        *(f"training.{name}_steps" for name in ("eval", "logging", "save", "max")),
-        *(f"training.dataloader_{name}" for name in ("num_workers", "persistent_workers", "pin_memory")),
-        "data.check_images",
-        "data.num_proc",
-        "training.average_last",
-        "training.ddp_timeout",
-        "training.dataloader_prefetch_factor",
-        "training.disable_tqdm",
-        "training.early_stopping_patience",
-        "training.logging_first_step",
-        "training.num_train_epochs",
-        "training.per_device_eval_batch_size",
-        "training.report_to",
-        "training.run_name",
-        "training.save_total_limit",
-    }
-)
-# sections all of whose keys may change
-MAY_CHANGE_SECTIONS = frozenset({"decoding"})
+# What may change when a run goes on, beside all of `decoding`; it holds from the checkpoint on. Of `data`, the rows
+# are compared in place of the names under which they lie.
+MAY_CHANGE = {
+    "data": {"path", "name", "revision", "train", "validation", "test", "check_images", "num_proc"},
+    "training": {
+        *("max_steps", "num_train_epochs", "early_stopping_patience", "average_last", "per_device_eval_batch_size"),
+        *("eval_strategy", "eval_steps", "logging_strategy", "logging_steps", "logging_first_step"),
+        *("save_strategy", "save_steps", "save_total_limit", "report_to", "run_name", "disable_tqdm", "ddp_timeout"),
+        *("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory"),
+        "dataloader_prefetch_factor",
+    },
+}
 _VERSIONS = ("torch", "transformers", "reluformers")
 
 
@@ -123,8 +110,7 @@ class Run:
         started = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
         self._seconds = round(time.perf_counter() - started, 1)
-        self._was_finished = self.checkpoint is not None and step_of(self.checkpoint) == trainer.state.global_step
-        if self._was_finished:
+        if self.checkpoint is not None and step_of(self.checkpoint) == trainer.state.global_step:
             self.report(f"{self.checkpoint}: training is at its end")
         if self.args.average_last > 1:
             _load_average(trainer)
@@ -136,7 +122,8 @@ class Run:
     def save(self, trainer: TaskTrainer, scores: dict[str, Any]) -> dict[str, Any]:
         """Write the finished model into the output folder, each file complete or not at all; gives `results.json`."""
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
-        results |= self._training_seconds()
+        if self.checkpoint is None:  # the time of earlier starts is lost with them
+            results["training_seconds"] = self._seconds
         if self.recipe.start is not None:
             results["start"] = origin(self.recipe.start)
         environment = current_circumstances(self.args.device, processes=self.args.world_size, seed=self.args.seed)
@@ -152,20 +139,11 @@ class Run:
             move(path, self.output_dir / path.name)
         unfinished.rmdir()
         log = trainer.state.log_history
-        # a run that was finished has the log of its checkpoint, without the scores that came after
-        if not (self._was_finished and (self.output_dir / LOG_FILE).is_file()):
-            write_json(self.output_dir / LOG_FILE, log)
+        write_json(self.output_dir / LOG_FILE, log)
         write_json(self.output_dir / RESULTS_FILE, results)
         if any("loss" in entry or "eval_loss" in entry for entry in log):
             plot_training_curves(log, self.output_dir / CURVES_FILE)
         return results
-
-    def _training_seconds(self) -> dict[str, float]:
-        """`training_seconds` if they are known, which those of earlier starts are not."""
-        path = self.output_dir / RESULTS_FILE
-        if self._was_finished and path.is_file():
-            return {name: value for name, value in read_json(path).items() if name == "training_seconds"}
-        return {} if self.checkpoint else {"training_seconds": self._seconds}
 
 
 @contextmanager
@@ -229,7 +207,7 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
     earlier, asked = _flat(before, now), _flat(now, before)
     for key in sorted(earlier.keys() | asked.keys()):
         section, _, name = key.partition(".")
-        if key in MAY_CHANGE or section in MAY_CHANGE_SECTIONS:
+        if section == "decoding" or name in MAY_CHANGE.get(section, ()):
             continue
         default = getattr(owner, name, None) if section == "training" else None
         was, wanted = earlier.get(key, default), asked.get(key, default)

@@ -115,9 +115,6 @@ class Transfer(TrainerCallback):
         original: it before the exchange; becomes frozen, float32, on the device of the accelerator, and no part of the
             model.
         accelerator: whose mixed precision the original is run in.
-
-    Raises:
-        ValueError: nothing of the model is exchanged.
     """
 
     def __init__(

@@ -20,8 +20,9 @@ from reluformers.saved_models import DTYPES
 
 from .decoding import Search, load_translation_model, saved_languages, translate
 from .loading import load_translation_split
-from .metrics import bleu_options, corpus_score
+from .metrics import bleu_metric
 from .recipe import TranslationRecipe
+from .rows import PairColumns
 from .tokenized_rows import pack_documents, token_batches, tokenize_pairs
 
 logger = logging.getLogger(__name__)
@@ -30,18 +31,17 @@ logger = logging.getLogger(__name__)
 MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
+_DETAILS = ("precisions", "bp", "sys_len", "ref_len")  # of BLEU
 _SEARCH = tuple(item.name for item in fields(Search))
 
 
 @dataclass(kw_only=True)
-class TranslationScoring(ScoringOptions, Search):
+class TranslationScoring(ScoringOptions, Search, PairColumns):
     """How a translation model is scored, beside what all models need.
 
     Args:
         source_lang: language to translate from, such as en; without it, the language that the model's folder names.
         target_lang: language to translate to, such as de; without it, the language that the model's folder names.
-        translation_column: column with a dict of both languages, if there is one.
-        document_column: column with the document's id, for document_tokens.
         document_tokens: join sentences of a document until they have this many tokens (ReLUFormer, B).
         max_tokens: most source tokens in a batch, with padding.
         tokenize: sacreBLEU's tokenizer; none for text in tokens; without it, the tokenizer of the target language.
@@ -49,10 +49,6 @@ class TranslationScoring(ScoringOptions, Search):
         dtype: data type to compute in, int8 only on CPUs; without it, the saved model's.
     """
 
-    source_lang: str | None = None
-    target_lang: str | None = None
-    translation_column: str = "translation"
-    document_column: str | None = None
     document_tokens: int | None = None
     max_tokens: int = 4096
     tokenize: Literal[tuple(sorted(BLEU.TOKENIZERS))] | None = None
@@ -65,7 +61,7 @@ class TranslationScoring(ScoringOptions, Search):
         super().__post_init__()
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
-        self.bleu_options = bleu_options(self.target_lang, self.tokenize)
+        self.bleu = bleu_metric(self.target_lang, self.tokenize)
 
 
 class TranslationScorer(Scorer):
@@ -86,8 +82,7 @@ class TranslationScorer(Scorer):
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""
         options = self.options
-        columns = {name: getattr(options, name) for name in (*_LANGUAGES, "translation_column", "document_column")}
-        self.pairs = load_translation_split(options.source, options.split, **columns)
+        self.pairs = load_translation_split(options.source, options.split, options)
         self.model, self.tokenizers = load_translation_model(
             options.model, trust_remote_code=options.trust_remote_code, dtype=options.dtype
         )
@@ -117,21 +112,17 @@ class TranslationScorer(Scorer):
 
     def count(self, answers: list[str]) -> dict[str, Any]:
         """BLEU with the precisions and lengths behind it, chrF, chrF++ and TER."""
-        references = [[text] for text in self.pairs["target"]]
-        metrics = [
-            ("bleu", BLEU, self.options.bleu_options, ("precisions", "bp", "sys_len", "ref_len")),
-            ("chrf", CHRF, {}, ()),
-            ("chrf++", CHRF, {"word_order": 2}, ()),
-        ]
-        words = ((len(one.split()), len(other.split())) for one, (other,) in zip(answers, references, strict=True))
-        if sum(min(counts) ** 3 for counts in words) <= MOST_TER_WORK:
-            metrics.append(("ter", TER, {}, ()))
-        else:
+        references = list(self.pairs["target"])
+        metrics = {"bleu": self.options.bleu, "chrf": CHRF(), "chrf++": CHRF(word_order=2), "ter": TER()}
+        words = ((len(one.split()), len(other.split())) for one, other in zip(answers, references, strict=True))
+        if sum(min(counts) ** 3 for counts in words) > MOST_TER_WORK:
             logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
+            del metrics["ter"]
         scores = {}
-        for name, metric, options, details in metrics:
-            score, signature = corpus_score(metric, options, answers, references)
-            scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
+        for name, metric in metrics.items():
+            found = metric.corpus_score(answers, [references])
+            details = {detail: getattr(found, detail) for detail in _DETAILS if hasattr(found, detail)}
+            scores[name] = Score(found.score, metric.get_signature().format(), details)
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
         return {"scores": scores, "decoding": self.decoding | precision}
 
@@ -139,7 +130,7 @@ class TranslationScorer(Scorer):
         """What BLEU and chrF count of each pair."""
         references = self.pairs["target"]
         return {
-            "bleu": sentence_statistics(BLEU(**self.options.bleu_options, force=True), answers, references),
+            "bleu": sentence_statistics(self.options.bleu, answers, references),
             "chrf": sentence_statistics(CHRF(), answers, references),
         }
 

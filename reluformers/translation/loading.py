@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -23,7 +24,7 @@ from reluformers.data.sources import (
 )
 from reluformers.files import iterate_lines
 
-from .rows import row_pairs
+from .rows import PairColumns, row_pairs
 from .tokenized_rows import PairStream
 
 if TYPE_CHECKING:
@@ -34,15 +35,7 @@ _PAIRS = {"source": Value("string"), "target": Value("string")}
 LayOut = Callable[[Dataset], Dataset]
 
 
-def load_translation_split(
-    source: str | os.PathLike | list | dict,
-    split: str,
-    *,
-    source_lang: str,
-    target_lang: str,
-    translation_column: str = "translation",
-    document_column: str | None = None,
-) -> Dataset:
+def load_translation_split(source: str | os.PathLike | list | dict, split: str, columns: PairColumns) -> Dataset:
     """Load one split of a translation corpus.
 
     Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns
@@ -59,10 +52,7 @@ def load_translation_split(
             {split: files, ...};
             {"path": Hub id or folder, "name": configuration, "revision": ...}, the last two as far as needed.
         split: Name of the split, perhaps with a slice: "train" or "train[:1000]".
-        source_lang: Key or column of the source sentences, such as "de".
-        target_lang: Key or column of the target sentences.
-        translation_column: Column of the dicts.
-        document_column: Column of document ids, to be kept under the name "document".
+        columns: Where the sentences are; document ids are kept under the name "document".
 
     Returns:
         Rows with "source" and "target", both str, and "document" if asked for.
@@ -70,8 +60,7 @@ def load_translation_split(
     Raises:
         ValueError: If files, columns, languages or, but in Parquet, sentences are missing or unreadable.
     """
-    columns = {"translation_column": translation_column, "document_column": document_column}
-    rows, lay_out = open_translation_split(source, split, (source_lang, target_lang), columns)
+    rows, lay_out = open_translation_split(source, split, columns)
     return lay_out(rows)
 
 
@@ -104,18 +93,12 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
 
 def _load_split(data: "TranslationDataSection", name: str, source: Any, split: str) -> Dataset | PairStream:
     is_stream = data.streaming and name == "train"
-    document_column = None if is_stream else data.document_column
-    columns = {"translation_column": data.translation_column, "document_column": document_column}
-    rows, lay_out = open_translation_split(source, split, (data.source_lang, data.target_lang), columns, is_stream)
+    rows, lay_out = open_translation_split(source, split, data, is_stream)
     return PairStream(rows, lay_out, data.buffer_rows) if is_stream else lay_out(rows)
 
 
 def open_translation_split(
-    source: str | os.PathLike | list | dict,
-    split: str,
-    languages: tuple[str, str],
-    columns: dict[str, str | None],
-    streaming: bool = False,
+    source: str | os.PathLike | list | dict, split: str, columns: PairColumns, streaming: bool = False
 ) -> tuple[Dataset | IterableDataset, LayOut]:
     """Open one split as `load_translation_split` does, or as a stream, without reading it.
 
@@ -125,11 +108,13 @@ def open_translation_split(
     """
     if streaming and split != split_name(split):
         raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
-    location, options = _resolve(source, split, languages)
+    location, options = _resolve(source, split, (columns.source_lang, columns.target_lang))
     files = location.values() if isinstance(location, dict) else location
     place = location if isinstance(location, str) else ", ".join(files)
     is_read = not isinstance(location, str) and _format(place) != ".parquet"
-    features = _PAIRS | ({"document": Value("string")} if columns["document_column"] else {})
+    # these alone, by whatever else a recipe's section says, are what the rows follow from
+    columns = PairColumns(**{item.name: getattr(columns, item.name) for item in fields(PairColumns)})
+    features = _PAIRS | ({"document": Value("string")} if columns.document_column else {})
     given = {"files": location, "features": Features(features), "streaming": streaming}
     with naming(place):
         if isinstance(location, str):
@@ -139,13 +124,13 @@ def open_translation_split(
         elif isinstance(location, dict):
             rows = read_with(_text_pairs, **given)
         else:
-            rows = read_with(row_pairs, languages=languages, **columns, **given)
+            rows = read_with(row_pairs, columns=columns, **given)
         if not streaming and not isinstance(location, str):
             rows = take_slice(rows, split)
 
     def lay_out(rows: Dataset) -> Dataset:
         with naming(place):
-            return rows if is_read else _find_columns(rows, languages, **columns)
+            return rows if is_read else _find_columns(rows, columns)
 
     return rows, lay_out
 
@@ -203,15 +188,14 @@ def _text_pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]
         yield dict(zip(("source", "target"), pair, strict=True))
 
 
-def _find_columns(
-    dataset: Dataset, languages: tuple[str, str], translation_column: str, document_column: str | None = None
-) -> Dataset:
+def _find_columns(dataset: Dataset, columns: PairColumns) -> Dataset:
     """Lay the sentences into columns "source", "target" and, if asked for, "document"."""
-    kept = [] if document_column is None else [document_column]
-    names = [*languages, *kept]
-    if translation_column in dataset.column_names:
-        dataset = dataset.select_columns([translation_column, *kept]).flatten()
-        names[:2] = [f"{translation_column}.{language}" for language in languages]
+    kept = [] if columns.document_column is None else [columns.document_column]
+    sides, outer = [columns.source_lang, columns.target_lang], columns.translation_column
+    if outer in dataset.column_names:
+        dataset = dataset.select_columns([outer, *kept]).flatten()
+        sides = [f"{outer}.{side}" for side in sides]
+    names = [*sides, *kept]
     return dataset.select_columns(names).rename_columns(
         dict(zip(names, ["source", "target", "document"], strict=False))
     )

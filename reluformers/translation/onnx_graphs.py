@@ -1,10 +1,11 @@
 """The graphs of a translation model: its encoder, and its decoder with a cache, as optimum cuts and names them."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -37,64 +38,46 @@ def _numbered(outputs: ModelOutput, *kinds: str) -> dict[str, Tensor]:
     return {f"{kind}.{number}": weights for kind, weights in layers for number, weights in enumerate(weights)}
 
 
-class _Encoder(nn.Module):
-    def __init__(self, model: PreTrainedModel, attentions: bool):
-        super().__init__()
-        self.encoder, self.attentions = model.get_encoder(), attentions
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        outputs = self.encoder(**inputs, output_attentions=self.attentions)
-        layers = {f"encoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()}
-        return {"last_hidden_state": outputs.last_hidden_state, **layers}
+def _encode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    outputs = model.get_encoder()(**inputs, output_attentions=attentions)
+    layers = {f"encoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()}
+    return {"last_hidden_state": outputs.last_hidden_state, **layers}
 
 
-class _SourceStates(nn.Module):
+def _make_source_states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Keys and values of the source, which the first step makes and all others are given."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.layers = nn.ModuleList(layer.cross_attn for layer in model.model.decoder.layers)
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        (states,) = inputs.values()
-        made = {}
-        for number, attention in enumerate(self.layers):
-            key, value = attention._keys_and_values(states, states, None)
-            made |= {f"{number}.key": key, f"{number}.value": value}
-        return made
+    (states,), made = inputs.values(), {}
+    for number, layer in enumerate(model.model.decoder.layers):
+        key, value = layer.cross_attn._keys_and_values(states, states, None)
+        made |= {f"{number}.key": key, f"{number}.value": value}
+    return made
 
 
-class _Decoder(nn.Module):
+def _decode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Steps behind a cache that already has the keys and values of the source."""
-
-    def __init__(self, model: PreTrainedModel, attentions: bool):
-        super().__init__()
-        self.decoder, self.head, self.attentions = model.model.decoder, model.lm_head, attentions
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        own, source = DynamicCache(), DynamicCache()
-        cache = EncoderDecoderCache(own, source)
-        past = iter(inputs[name] for name in past_names(self.decoder.config))
-        for layer in range(self.decoder.config.decoder_layers):
-            own.update(next(past), next(past), layer)
-            source.update(next(past), next(past), layer)
-            cache.is_updated[layer] = True
-        outputs = self.decoder(
-            input_ids=inputs["input_ids"],
-            encoder_hidden_states=inputs["encoder_hidden_states"],
-            encoder_attention_mask=inputs["encoder_attention_mask"],
-            past_key_values=cache,
-            use_cache=True,
-            output_attentions=self.attentions,
-        )
-        states = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
-        names = [name for name in past_names(self.decoder.config) if ".decoder." in name]
-        return {
-            "logits": self.head(outputs.last_hidden_state),
-            **{present_name(name): tensor for name, tensor in zip(names, states, strict=True)},
-            **{f"decoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()},
-            **_numbered(outputs, "cross_attentions"),
-        }
+    own, source = DynamicCache(), DynamicCache()
+    cache = EncoderDecoderCache(own, source)
+    past = iter(inputs[name] for name in past_names(model.config))
+    for layer in range(model.config.decoder_layers):
+        own.update(next(past), next(past), layer)
+        source.update(next(past), next(past), layer)
+        cache.is_updated[layer] = True
+    outputs = model.model.decoder(
+        input_ids=inputs["input_ids"],
+        encoder_hidden_states=inputs["encoder_hidden_states"],
+        encoder_attention_mask=inputs["encoder_attention_mask"],
+        past_key_values=cache,
+        use_cache=True,
+        output_attentions=attentions,
+    )
+    states = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
+    names = [name for name in past_names(model.config) if ".decoder." in name]
+    return {
+        "logits": model.lm_head(outputs.last_hidden_state),
+        **{present_name(name): tensor for name, tensor in zip(names, states, strict=True)},
+        **{f"decoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()},
+        **_numbered(outputs, "cross_attentions"),
+    }
 
 
 def export_graphs(
@@ -105,7 +88,7 @@ def export_graphs(
     Rows of the target may be a multiple of the source's, as those of beams are.
 
     Args:
-        model: on the processor, in float32.
+        model: on the processor, in float32, with the attention "eager".
         precisions: some of `SUFFIXES`.
         attentions: whether the weights of each layer are outputs too: `encoder_attentions.0`, ….
 
@@ -134,14 +117,12 @@ def export_graphs(
         kept[name] = None if is_own else f"{layer}.{kind}"
         if not is_own:
             passed[name] = present_name(name)
-    before = config._attn_implementation
-    model.set_attn_implementation("eager")  # of standard operators alone
     # one tensor for both would be one input
     encoder_inputs = {"input_ids": (torch.ones_like(mask), of_source), "attention_mask": (mask, of_source)}
-    encoder = export_graph(_Encoder(model, attentions), encoder_inputs)
-    first = export_graph(_SourceStates(model), {"encoder_hidden_states": given["encoder_hidden_states"]})
-    body = export_graph(_Decoder(model, attentions), given)
-    model.set_attn_implementation(before)
+    encoder = export_graph(model, partial(_encode, model, attentions), encoder_inputs)
+    states_inputs = {"encoder_hidden_states": given["encoder_hidden_states"]}
+    first = export_graph(model, partial(_make_source_states, model), states_inputs)
+    body = export_graph(model, partial(_decode, model, attentions), given)
     for precision in precisions:
         parts = [convert_precision(graph, precision) for graph in (body, first)]
         yield ENCODER, precision, convert_precision(encoder, precision)

@@ -10,10 +10,11 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from reluformers.families import seq2seq_config
-from reluformers.training.recipe import Recipe, TaskTrainingArguments, read_yaml
+from reluformers.training.recipe import DataSection, Recipe, TaskTrainingArguments, read_yaml
 
 from .decoding import Search
 from .loading import load_translation_split
+from .rows import PairColumns
 
 Source = str | dict[str, str]
 
@@ -49,21 +50,13 @@ class TokenizerSection:
 
 
 @dataclass
-class TranslationDataSection:
+class TranslationDataSection(PairColumns, DataSection):
     """Which sentence pairs.
 
     Args:
-        path: Hub id of a data set, or folder; None if `train` and `validation` are files.
-        name: configuration of the data set on the Hub.
-        revision: branch, tag or commit on the Hub.
-        train, validation, test: with `path`, the name of the split; without it a file, a list of files, or a mapping
-            with `source` and `target` for parallel text. `test` may stay None.
         held_out: without a validation set, hold out this many random pairs of the training set; other pairs with the
             same sources leave the training set too.
         held_out_seed: seed of this draw; None means 0.
-        source_lang, target_lang: keys of the translation column, or column names.
-        translation_column: name of the column with a dict of both languages.
-        document_column: name of the column with the document's id, for `document_tokens`.
         document_tokens: join consecutive sentences of a document, up to this many tokens (ReLUFormer, App. B).
         max_length: drop training pairs with a longer side, in tokens with </s>; None means the model's limit.
         max_length_ratio: drop training pairs whose longer side has more than this many times the other's tokens.
@@ -74,18 +67,8 @@ class TranslationDataSection:
         num_proc: processes that tokenise the training set, unless it is a stream; None means one process.
     """
 
-    path: str | None = None
-    name: str | None = None
-    revision: str | None = None
-    train: str | list[str] | dict[str, str] | None = None
-    validation: str | list[str] | dict[str, str] | None = None
-    test: str | list[str] | dict[str, str] | None = None
     held_out: int | None = None
     held_out_seed: int | None = None
-    source_lang: str | None = None
-    target_lang: str | None = None
-    translation_column: str = "translation"
-    document_column: str | None = None
     document_tokens: int | None = None
     max_length: int | None = None
     max_length_ratio: float | int | None = None
@@ -98,13 +81,10 @@ class TranslationDataSection:
         if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
 
-    def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
-        """Where each split is that the recipe names."""
-        defaults = {} if self.path is None else {"train": "train", "validation": "validation"}
-        if self.held_out is not None:
-            defaults.pop("validation", None)
-        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
-        return defaults | {name: source for name, source in given.items() if source is not None}
+    @property
+    def usual_splits(self) -> tuple[str, ...]:
+        """Splits of a `path` that need not be named."""
+        return ("train", "validation") if self.held_out is None else ("train",)
 
 
 @dataclass(kw_only=True)
@@ -205,7 +185,7 @@ def default_recipe(
     Raises:
         ValueError: the training set cannot be read.
     """
-    rows = load_translation_split({"train": train}, "train", source_lang=source_lang, target_lang=target_lang)
+    rows = load_translation_split({"train": train}, "train", PairColumns(source_lang, target_lang))
     characters: set[str] = set()
     counts = []
     for row in rows:

@@ -7,26 +7,36 @@ The readers of `datasets` guess the type of a column from blocks of its cells, a
 import csv
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from reluformers.files import check_text, iterate_lines
 
 
-def row_pairs(
-    files: list[str],
-    translation_column: str,
-    languages: tuple[str, str],
-    document_column: str | None = None,
-    stamps: dict | None = None,
-) -> Iterator[dict[str, str]]:
+@dataclass
+class PairColumns:
+    """Where the sentences of a row are.
+
+    Args:
+        source_lang: language to translate from, such as en: key of the source sentences, or their column.
+        target_lang: language to translate to, such as de.
+        translation_column: column with a dict of both languages, if there is one.
+        document_column: column with the document's id, for document_tokens.
+    """
+
+    source_lang: str | None = None
+    target_lang: str | None = None
+    translation_column: str = "translation"
+    document_column: str | None = None
+
+
+def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None) -> Iterator[dict[str, str]]:
     """Read files of rows; see `load_translation_split`.
 
     Args:
         files: .json, .jsonl, .csv or .tsv, also .gz.
-        translation_column: key of the dicts of both sentences, if rows have one.
-        languages: keys or columns of the source and of the target.
-        document_column: key or column of document ids.
+        columns: where the sentences are.
         stamps: what else tells these files from others of that name, for caches.
 
     Yields:
@@ -35,15 +45,15 @@ def row_pairs(
     Raises:
         ValueError: a row cannot be read, or a sentence of it is no text; names file, row and column.
     """
-    columns = dict(zip(("source", "target"), languages, strict=True))
+    keys = {"source": columns.source_lang, "target": columns.target_lang}
     for path in files:
         for number, row in enumerate(read_rows(path), start=1):
             place = f"{path}, row {number}"
-            pair = {side: read_text(row, key, place, translation_column) for side, key in columns.items()}
-            if document_column is not None:
-                document = row.get(document_column)
+            pair = {side: read_text(row, key, place, columns.translation_column) for side, key in keys.items()}
+            if columns.document_column is not None:
+                document = row.get(columns.document_column)
                 document = str(document) if type(document) is int else document
-                pair["document"] = check_text(document, document_column, place)
+                pair["document"] = check_text(document, columns.document_column, place)
             yield pair
 
 

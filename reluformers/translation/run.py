@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sacrebleu.metrics import BLEU
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
@@ -23,7 +22,7 @@ from reluformers.training.run import Run, open_run
 from reluformers.training.transfer import add_transfer
 
 from .loading import load_splits
-from .metrics import choose_examples, corpus_score
+from .metrics import choose_examples
 from .recipe import TranslationRecipe, TranslationTrainingArguments
 from .tokenization import Tokenizers, check_tokenizers_fit, load_tokenizers, save_tokenizers, train_tokenizer
 from .tokenized_rows import PairStream, clean, describe_tokens, pack_documents, token_lengths, tokenize_pairs
@@ -282,5 +281,4 @@ def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dic
         if name == "validation":
             sides = (dataset["source"][:], dataset["target"][:])
             scores["examples"] = choose_examples(*sides, trainer.last_translations)
-    _, signature = corpus_score(BLEU, trainer.bleu_options, ["a"], [["a"]])
-    return {**scores, "bleu_signature": signature}
+    return {**scores, "bleu_signature": trainer.bleu.get_signature().format()}

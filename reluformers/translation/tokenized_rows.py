@@ -124,11 +124,7 @@ def token_batches(
 
 
 def clean(
-    dataset: Dataset,
-    *,
-    max_tokens: int | None = None,
-    max_length_ratio: float | None = None,
-    may_be_empty: bool = False,
+    dataset: Dataset, *, max_tokens: int | None = None, max_length_ratio: float | None = None
 ) -> tuple[Dataset, str]:
     """Drop pairs that are empty, too long or of too unequal lengths.
 
@@ -138,14 +134,10 @@ def clean(
         dataset: Tokenised pairs with their texts.
         max_tokens: Most tokens of a side; None = no limit.
         max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
-        may_be_empty: Whether it is right that no row is left, as of a part of a bigger set.
 
     Returns:
         The rows that are kept, in their order, and a line with the number of those dropped for each fault, the first
         one of a row.
-
-    Raises:
-        ValueError: If no row is left, unless `may_be_empty`.
     """
     source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
@@ -159,10 +151,6 @@ def clean(
     if max_length_ratio is not None:
         dropped.append(f"{unequal.sum():,} over length ratio {max_length_ratio:g}")
     report = f"kept {keep.sum():,} of {len(keep):,} pairs; dropped {', '.join(dropped)}"
-    if not keep.any() and not may_be_empty:
-        raise ValueError(
-            f"cleaning leaves no pair: {report}; check the data, data.max_length and data.max_length_ratio"
-        )
     return dataset if keep.all() else dataset.select(np.flatnonzero(keep)), report
 
 
@@ -260,7 +248,7 @@ class PairStream:
 
     def tokenize(self, texts: Dataset) -> Dataset:
         """Token ids of the rows that `clean` keeps within the limits; perhaps none."""
-        rows, _ = clean(encode_pairs(texts, *self.tokenizers), may_be_empty=True, **self.limits)
+        rows, _ = clean(encode_pairs(texts, *self.tokenizers), **self.limits)
         return rows.select_columns(["input_ids", "labels"])
 
     def prepare(self, rows: Dataset) -> Dataset:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -20,7 +19,7 @@ from reluformers.data.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
 from .decoding import translate
-from .metrics import bleu_options, corpus_score
+from .metrics import bleu_metric
 from .recipe import TranslationTrainingArguments
 from .tokenization import save_tokenizers
 from .tokenized_rows import PairStream, token_batches
@@ -61,7 +60,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
     ):
         self.target_tokenizer = target_tokenizer or processing_class
         self.decoding = decoding or {}
-        self.bleu_options = bleu_options(target_lang)
+        self.bleu = bleu_metric(target_lang)
         # of the last evaluation with BLEU, in the order of its rows
         self.last_translations: list[str] = []
         # what `evaluate` was given
@@ -131,8 +130,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         dataset, scores = dataloader.dataset, {"loss": self._loss_per_token(dataloader)}
         if self.args.evaluate_bleu or self._asked:
             self.last_translations = self.translations(list(dataset["source"]))
-            references = [[text] for text in dataset["target"]]
-            scores["bleu"] = corpus_score(BLEU, self.bleu_options, self.last_translations, references)[0].score
+            scores["bleu"] = self.bleu.corpus_score(self.last_translations, [list(dataset["target"])]).score
         return scores, len(dataset)
 
     def _loss_per_token(self, dataloader: DataLoader) -> float:

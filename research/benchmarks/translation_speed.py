@@ -47,11 +47,12 @@ from reluformers.errors import run_main
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, set_precision
-from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
-from reluformers.translation.loading import load_translation_split
+from reluformers.translation.loading import PairColumns, load_translation_split
 from reluformers.translation.onnx_runtime import OnnxTranslator
+from reluformers.translation.recipe import TranslationTrainingArguments
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
+from reluformers.translation.trainer import TranslationTrainer
 
 PEER = "marian"
 GROUPED_PEER = "marian, by length"  # the same, in batches of sentences of like length, as transformers can form them
@@ -296,8 +297,7 @@ def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
-    languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
-    pairs = load_translation_split(options.data, "train", **languages)
+    pairs = load_translation_split(options.data, "train", PairColumns(options.source_lang, options.target_lang))
     texts = [text for side in ("source", "target") for text in pairs[side]]
     tokenizer = train_tokenizer(texts, options.vocab_size)
     if options.job == "generate":

@@ -6,18 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.files import atomic_directory
-from reluformers.images import ImageRecipe
-from reluformers.translation import TranslationRecipe
+from reluformers.tasks import TASKS
+from reluformers.training.recipe import Recipe
 
 
-def train_model(
-    train: Callable[..., dict[str, Any]],
-    recipe: TranslationRecipe | ImageRecipe,
-    files: dict[str, Path],
-    folder: Path,
-    report: Callable[[str], None],
-) -> dict[str, Any]:
+def train_model(recipe: Recipe, files: dict[str, Path], folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Train, score on the held-out rows of `files` and save, whole or not at all; an earlier model is replaced."""
     data = replace(recipe.data, **{split: str(file) for split, file in files.items()})
     with atomic_directory(folder, overwrite=True) as temporary:
-        return train(replace(recipe, data=data), temporary, report=report)
+        return TASKS[recipe.task].train(replace(recipe, data=data), temporary, report=report)

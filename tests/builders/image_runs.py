@@ -9,8 +9,9 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as pillow
 from transformers import AutoModelForImageClassification
 
-from reluformers.images import ImageRecipe, ImageTrainer
 from reluformers.images.processing import build_image_processor
+from reluformers.images.recipe import ImageRecipe
+from reluformers.images.trainer import ImageTrainer
 
 CLASSES = ["dark", "red", "green", "blue", "cyan", "pink", "sand", "pale"]
 SIZES = {

@@ -11,7 +11,8 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 
 from reluformers.errors import run_main
-from reluformers.translation import TranslationRecipe, train_translation
+from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation.run import train_translation
 
 
 def as_accelerators(init):

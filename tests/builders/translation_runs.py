@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from reluformers.translation import TranslationRecipe, TranslationTrainer
+from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation.trainer import TranslationTrainer
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
 SIZES = {

@@ -19,10 +19,10 @@ from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
 from builders.models import build_marian
 from builders.translation_runs import write_toy_files
 from reluformers.conversion.start import start_model
-from reluformers.images import ImageRecipe
+from reluformers.images.recipe import ImageRecipe
 from reluformers.images.run import train_image_classification
 from reluformers.publish.card import known_base_model, known_licence
-from reluformers.translation import TranslationRecipe
+from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.run import train_translation
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 

@@ -9,9 +9,9 @@ from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
 from demo.digits import COPIES, classify_in_clean_process, first_digit, write_digits
-from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
+from reluformers.images.recipe import ImageRecipe
 
 ROOT = Path(__file__).parents[2]
 

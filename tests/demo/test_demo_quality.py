@@ -23,7 +23,7 @@ from demo.corpus import (
     plain,
 )
 from demo.translation import translate_rows, write_corpus
-from reluformers.translation import TranslationRecipe, train_translation
+from reluformers.translation.recipe import TranslationRecipe
 
 ROOT = Path(__file__).parents[2]
 README_LINE = "Vienna or Rome: Friday, March 7, 2025, 9:30 PM; 12 kilometers"
@@ -46,7 +46,7 @@ def test_long_lines_are_nearly_all_right(tmp_path):
     files = write_corpus(corpus, tmp_path / "corpus")
     recipe = TranslationRecipe.load(ROOT / "scripts" / "recipes" / "demo.yaml")
     recipe.training["disable_tqdm"] = True
-    results = train_model(train_translation, recipe, files, tmp_path / "model", report=print)
+    results = train_model(recipe, files, tmp_path / "model", report=print)
     assert results["validation_bleu"] > 97
     assert all(example["output"] == example["reference"] for example in results["examples"])
     known = {row.source for row in corpus.train}

@@ -7,13 +7,14 @@ from demo.corpus import DemoCorpus, Row
 from demo.digits import write_digits
 from demo.translation import write_corpus
 from reluformers.translation.loading import load_translation_split
+from reluformers.translation.rows import PairColumns
 
 
 def test_corpus_is_written_as_translation_data(tmp_path):
     corpus = DemoCorpus([Row("date", "May 1", "1. Mai"), Row("money", "1 €", "1 €")], [Row("date", "May 2", "2. Mai")])
     files = write_corpus(corpus, tmp_path / "corpus")
     for split, rows in (("train", corpus.train), ("validation", corpus.held_out)):
-        loaded = load_translation_split({split: str(files[split])}, split, source_lang="en", target_lang="de")
+        loaded = load_translation_split({split: str(files[split])}, split, PairColumns("en", "de"))
         assert [(row["source"], row["target"]) for row in loaded] == [(row.source, row.target) for row in rows]
     card = DatasetCard.load(files["train"].with_name("README.md"))
     assert "CLDR" in card.data.pretty_name

@@ -10,8 +10,8 @@ from PIL import Image
 
 from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import check_accumulated, training_logs
-from reluformers.images import ImageRecipe, train_image_classification
-from reluformers.images.run import load_splits
+from reluformers.images.recipe import ImageRecipe
+from reluformers.images.run import load_splits, train_image_classification
 from reluformers.images.scoring import classify
 
 
@@ -59,7 +59,6 @@ def test_the_model_learns_and_the_log_says_what_happened(finished):
     assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
     assert evaluations[-1]["eval_accuracy"] == results["validation_accuracy"]
     assert results["steps"] == 64
-    assert results["images_per_second"] > 0
     assert lines[0] == "images of 8 classes: train 60, validation 10, test 17"
     assert lines[-1] == f"test: accuracy {results['test_accuracy']:.2%}, loss {results['test_loss']:.3f}"
 
@@ -143,6 +142,7 @@ def test_the_best_weights_can_be_kept(files, tmp_path):
     accuracies = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
     assert len(set(accuracies)) > 1
     assert results["validation_accuracy"] == max(accuracies)
+    del results["training_seconds"]  # the time of the first start is lost with it
     assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
 
 

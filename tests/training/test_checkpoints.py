@@ -22,7 +22,7 @@ from reluformers.training.checkpoints import (
     set_aside_later,
     step_of,
 )
-from reluformers.translation import train_translation
+from reluformers.translation.run import train_translation
 
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "max_tokens": 200}
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from builders.translation_runs import make_recipe
-from reluformers.translation import train_translation
+from reluformers.translation.run import train_translation
 
 # nothing is learned, so that no evaluation is better than the first
 PATIENT = {

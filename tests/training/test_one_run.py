@@ -17,7 +17,8 @@ from builders.translation_runs import make_recipe
 from reluformers.errors import DivergenceError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.run import only_run
-from reluformers.translation import TranslationTrainer, train_translation
+from reluformers.translation.run import train_translation
+from reluformers.translation.trainer import TranslationTrainer
 
 HOLD = """
 import sys, time

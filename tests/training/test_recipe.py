@@ -8,11 +8,11 @@ import pytest
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.data.sources import check_apart
-from reluformers.images import ImageRecipe
+from reluformers.images.recipe import ImageRecipe
 from reluformers.images.run import load_splits as load_image_splits
 from reluformers.tasks import load_recipe
-from reluformers.translation import TranslationRecipe
 from reluformers.translation import loading as translation_loading
+from reluformers.translation.recipe import TranslationRecipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
 

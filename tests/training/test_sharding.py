@@ -19,7 +19,7 @@ from builders.models import build_config
 from builders.translation_runs import assert_same_weights, copy_as_interrupted, make_recipe, write_toy_files
 from reluformers.tasks import task_of
 from reluformers.training.trainer import check_sharding
-from reluformers.translation import TranslationTrainingArguments
+from reluformers.translation.recipe import TranslationTrainingArguments
 
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",

@@ -16,7 +16,7 @@ from builders.translation_runs import make_recipe, training_logs, write_pairs
 from reluformers.data import streaming
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.streaming import BatchStream, BlockStream
-from reluformers.translation import train_translation
+from reluformers.translation.run import train_translation
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house"]
 

@@ -8,9 +8,9 @@ from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
 from reluformers.data.batches import PairCollator
 from reluformers.training.callbacks import EndOfEpoch, TrainingMeter
-from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
+from reluformers.translation.recipe import TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers.translation.trainer import count_tokens
+from reluformers.translation.trainer import TranslationTrainer, count_tokens
 
 
 def test_the_collator_equals_that_of_transformers():

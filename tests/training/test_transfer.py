@@ -9,13 +9,14 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 from builders.commands import launch
 from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
 from builders.translation_runs import check_resuming, make_recipe, training_logs, write_toy_files
-from reluformers.images import ImageRecipe
 from reluformers.images import run as image_run
+from reluformers.images.recipe import ImageRecipe
 from reluformers.images.run import train_image_classification
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.training.transfer import exchange_shares
-from reluformers.translation import TranslationRecipe, train_translation
 from reluformers.translation import run as translation_run
+from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation.run import train_translation
 
 TASKS = {"translation": "dropout", "images": "hidden_dropout_prob"}  # and what a task calls its dropout
 

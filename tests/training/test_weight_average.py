@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 
 from builders.image_runs import make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import check_resuming, training_logs
-from reluformers.images import train_image_classification
-from reluformers.images.run import load_splits
+from reluformers.images.run import load_splits, train_image_classification
 from reluformers.training.callbacks import WEIGHT_AVERAGE_FILE
 
 DECAY = 0.7

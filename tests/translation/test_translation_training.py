@@ -13,10 +13,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.translation_runs import check_accumulated, make_recipe, training_logs
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.run import _default_max_length, build_model, prepare_data
-from reluformers.translation.trainer import WarmupThenPlateau
+from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation.run import _default_max_length, build_model, prepare_data, train_translation
+from reluformers.translation.trainer import TranslationTrainer, WarmupThenPlateau
 
 
 @pytest.fixture(scope="module")
