@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# of data, settings and the machine
-FAULTS = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, RuntimeError, ImportError)
+# whose messages say all; of others the name of the class says what kind of fault it is
+_SPEAKING = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, RuntimeError, ImportError)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -49,8 +49,8 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after one of `FAULTS` or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a
-            line, where the reader of the output has gone, as `head` does.
+        SystemExit: Code 2 after an error; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where the reader
+            of the output has gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         sys.stdout.reconfigure(errors="reluformers.escape")
@@ -71,9 +71,7 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(EXIT_UNREAD)
-        hub = sys.modules.get("huggingface_hub.errors")  # whose HTTP client has errors of its own, as for no network
-        is_said = isinstance(error, (*FAULTS, *((hub.HTTPError,) if hub else ()))) or is_disk_full(error)
-        if traceback or not is_said:
+        if traceback:
             raise
         # a name may hold what a terminal obeys
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in describe_error(error))
@@ -89,7 +87,8 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
         named: The file that the message around it names already.
 
     Returns:
-        Its message without line breaks; a full disk and errors about a file are put into words.
+        Its message without line breaks, behind the name of its class where that says more; a full disk and errors
+        about a file are put into words.
     """
     path = getattr(error, "filename", None)
     if is_disk_full(error):
@@ -102,7 +101,8 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     message = str(error)
     if "Original Traceback" in message:  # a DataLoader puts that of its worker before the message
         message = message.rstrip().rpartition("\n")[2].partition(": ")[2]
-    return " ".join(message.split()) or type(error).__name__
+    line, kind = " ".join(message.split()), type(error).__name__
+    return line if line and isinstance(error, _SPEAKING) else f"{kind}: {line}" if line else kind
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,8 +1,6 @@
-"""Loads saved models, and says in one line what is wrong with those that cannot be."""
+"""Loads saved models whole, or not at all."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,7 +9,6 @@ from transformers.utils import find_adapter_config_file
 
 from reluformers_kernels import is_quantized, quantize_int8
 
-from .errors import describe_error
 from .files import read_json
 
 logger = logging.getLogger(__name__)
@@ -45,16 +42,8 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
         name_or_path: folder of a saved model, or a Hub id.
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
     """
-    with opening(name_or_path, _named(name_or_path, "its config.json")):
-        check_no_adapter(name_or_path)
-        check_indices(name_or_path)
-        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-
-
-def can_open(auto_class: type, config: PreTrainedConfig) -> bool:
-    """Whether an auto class, such as `AutoModelForSeq2SeqLM`, opens models of a configuration, maybe by their code."""
-    remote = getattr(config, "auto_map", None) or {}
-    return auto_class.__name__ in remote or type(config) in auto_class._model_mapping
+    check_is_one_model(name_or_path)
+    return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
 def load_model(
@@ -72,18 +61,16 @@ def load_model(
         The model in evaluation mode.
 
     Raises:
-        ValueError: the folder or its weights are missing or damaged, or do not fit each other.
+        ValueError: the weights do not fit the configuration.
     """
-    with opening(name_or_path, _named(name_or_path, "the model")):
-        check_no_adapter(name_or_path, kwargs.get("revision"))
-        check_indices(name_or_path)
-        model, info = auto_class.from_pretrained(
-            name_or_path,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, in one line
-            **kwargs,
-        )
+    check_is_one_model(name_or_path, kwargs.get("revision"))
+    model, info = auto_class.from_pretrained(
+        name_or_path,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, in one line
+        **kwargs,
+    )
     check_weights(name_or_path, info)
     model.config.return_dict = True  # outputs are read by their names here
     return model.eval()
@@ -112,38 +99,16 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
     return model if dtype is None else model.to(getattr(torch, dtype))
 
 
-@contextmanager
-def opening(place: str | Path, what: str) -> Iterator[None]:
-    """Say in one line, with the place, why something of a saved model cannot be loaded.
-
-    Args:
-        place: folder or Hub id.
-        what: is loaded in the block.
-
-    Raises:
-        ValueError: in place of any error: on broken files, each library has errors of its own.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ValueError) and str(place) in str(error):
-            raise
-        says_all = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
-        reason = describe_error(error) if says_all else f"{type(error).__name__}: {describe_error(error)}"
-        raise ValueError(f"{place}: {what} cannot be loaded: {reason}") from error
-
-
-def _named(name_or_path: str | Path, what: str) -> str:
-    return what if Path(name_or_path).exists() else "there is no such folder, and as a Hub model it"
-
-
 def read_index(index: str | Path) -> list[str]:
     """Read the names of the files that an index of weights names."""
     return sorted(set(read_json(index)["weight_map"].values()))
 
 
-def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
-    """Refuse an adapter of PEFT: transformers would open the model that it names, which may be anybody's.
+def check_is_one_model(place: str | Path, revision: str | None = None) -> None:
+    """Refuse an adapter of PEFT, and a folder with the weights of two models.
+
+    With an adapter, transformers would open the model that it names, which may be anybody's. Parts that were saved
+    over a whole file leave it, and that is read.
 
     Args:
         place: folder or Hub id.
@@ -151,14 +116,10 @@ def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
     """
     if find_adapter_config_file(str(place), revision=revision):
         raise ValueError(f"{place}: holds an adapter, adapter_config.json: save its model by PEFT's merge_and_unload")
-
-
-def check_indices(folder: str | Path) -> None:
-    """Refuse a folder with the weights of two models: parts saved over a whole file leave it, and that is read."""
-    for index in (Path(folder, name) for name in _INDICES):
+    for index in (Path(place, name) for name in _INDICES):
         whole = index.with_name(index.name.removesuffix(".index.json"))
         if index.is_file() and whole.is_file() and all((index.parent / name).is_file() for name in read_index(index)):
-            raise ValueError(f"{folder}: holds weights twice, in {whole.name} and by {index.name}; delete the older")
+            raise ValueError(f"{place}: holds weights twice, in {whole.name} and by {index.name}; delete the older")
 
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:

@@ -13,18 +13,17 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 
 from .data.checked_fields import check_name
 from .evaluation.scorer import Scorer
-from .families import FAMILIES
+from .families import FAMILIES, config_class_of
 from .images import card as image_card
 from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .images.scoring import ImageScorer
 from .papers import PAPERS, Paper
-from .saved_models import can_open
-from .training.recipe import Recipe, override, read_sections
+from .training.recipe import Recipe, read_sections
 from .translation import card as translation_card
 from .translation.evaluation import TranslationScorer
-from .translation.recipe import TranslationRecipe, default_recipe
+from .translation.recipe import TranslationRecipe
 from .translation.run import train_translation
 from .translation.tokenization import example_tokens
 
@@ -116,22 +115,18 @@ def task_named(name: Any) -> Task:
 
 def task_of(config: PreTrainedConfig) -> Task:
     """The task of a model, which may be none of ours; a `ValueError` where no task opens it."""
+    remote = getattr(config, "auto_map", None) or {}  # by the code of a folder
     for task in TASKS.values():
-        if can_open(task.auto_class, config):
+        if task.auto_class.__name__ in remote or type(config) in task.auto_class._model_mapping:
             return task
     raise ValueError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
 
 
 def task_of_model_type(model_type: Any) -> Task:
     """The task of a family of this library by its `model_type`; a `ValueError` for others."""
-    tasks = {
-        family.model_type: task
-        for family, models in FAMILIES.items()
-        for task in TASKS.values()
-        if task.auto_class in models
-    }
-    check_name(model_type, tasks, "model_type of reluformers")
-    return tasks[model_type]
+    check_name(model_type, [family.model_type for family in FAMILIES], "model_type of reluformers")
+    models = FAMILIES[config_class_of(model_type)]
+    return next(task for task in TASKS.values() if task.auto_class in models)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -146,17 +141,3 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     sections = read_sections(path, overrides)
     return task_named(sections.get("task")).recipe_class.from_sections(sections, path)
-
-
-def recipe_for_pairs(
-    train: str | dict[str, str],
-    source_lang: str,
-    target_lang: str,
-    validation: str | dict[str, str] | None = None,
-    overrides: Sequence[str] = (),
-) -> Recipe:
-    """The recipe that `default_recipe` of translation makes of sentence pairs, with some values changed."""
-    sections = default_recipe(train, source_lang, target_lang, validation)
-    for text in overrides:
-        override(sections, text)
-    return TranslationRecipe.from_sections(sections, "--data")

@@ -8,11 +8,10 @@ Example:
 
 import argparse
 import sys
-from pathlib import Path
 
 from reluformers.app import FOLDER
 from reluformers.app.app import add_arguments, open_page
-from reluformers.saved_models import check_indices, check_no_adapter
+from reluformers.saved_models import check_is_one_model
 from reluformers.training.checkpoints import check_model
 
 __all__ = ["add_arguments", "run"]
@@ -21,9 +20,7 @@ __all__ = ["add_arguments", "run"]
 def run(options: argparse.Namespace) -> None:
     """Open the page as a Space does: its files lie flat and import each other by their names."""
     for folder in filter(None, (options.model, options.compare)):
-        check_indices(folder)
-        if Path(folder).is_dir():
-            check_no_adapter(folder)
+        check_is_one_model(folder)
         check_model(folder)
     sys.path.insert(0, str(FOLDER))
     open_page(**vars(options))

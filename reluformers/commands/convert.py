@@ -16,8 +16,7 @@ import argparse
 from pathlib import Path
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
-from reluformers.conversion.any_model import exchange_source, is_exchanged_as_it_is
-from reluformers.conversion.convert import convert, convert_back
+from reluformers.conversion.convert import convert, convert_back, exchange, keeps_its_class
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
     check_model(source)
     given = read_fields(options.changes, "FIELD=VALUE")
-    keeps_class = not options.back and (options.adapter or is_exchanged_as_it_is(source))
+    keeps_class = not options.back and (options.adapter or keeps_its_class(source))
     if given and (options.back or keeps_class):
         raise ValueError(f"FIELD=VALUE, here {', '.join(given)}, is of models that become one of ours")
     if preset is None and (sites or keeps_class):
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     if options.back:
         model = convert_back(source, folder, overwrite=options.overwrite)
     elif keeps_class:
-        model = exchange_source(source, folder, preset, sites, adapter=options.adapter, overwrite=options.overwrite)
+        model = exchange(source, folder, preset, sites, adapter=options.adapter, overwrite=options.overwrite)
     else:
         model = convert(source, folder, preset, sites, overwrite=options.overwrite, **given)
     print(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from reluformers.app.app import drop_tokens
 from reluformers.onnx import SUFFIXES
-from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
+from reluformers.saved_models import DTYPES, check_is_one_model, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
 
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Load and serve."""
-    check_indices(options.model)
-    check_no_adapter(options.model)
+    check_is_one_model(options.model)
     check_model(options.model)
     bound = bind(options.host, options.port)
     drop_tokens()

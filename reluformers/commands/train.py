@@ -13,8 +13,9 @@ import argparse
 import sys
 from functools import partial
 
-from reluformers.tasks import load_recipe, recipe_for_pairs, task_named
-from reluformers.training.recipe import Recipe
+from reluformers.tasks import load_recipe, task_named
+from reluformers.training.recipe import Recipe, override
+from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
 from . import rows_of
 
@@ -58,7 +59,10 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
     if options.recipe is not None or not {"data", "source_lang", "target_lang"} <= set(given):
         raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
     data, validation = rows_of(options.data), rows_of(options.validation) if options.validation else None
-    return recipe_for_pairs(data, options.source_lang, options.target_lang, validation, options.changes)
+    sections = default_recipe(data, options.source_lang, options.target_lang, validation)
+    for change in options.changes:
+        override(sections, change)
+    return TranslationRecipe.from_sections(sections, "--data")
 
 
 def run(options: argparse.Namespace) -> None:

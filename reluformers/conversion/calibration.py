@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reluformers.modeling.attention import MultiHeadAttention
+from reluformers.modeling.attention_functions import sparsemax
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.normalization import NormGate
 
@@ -257,23 +258,9 @@ def _key_shift(reference: MultiHeadAttention, calls: list[Call], temperature: fl
 
 
 def sparsemax_threshold(scores: Tensor, visible: Tensor) -> Tensor:
-    """τ with Σ_j max(z_j − τ, 0) = 1 over the visible scores of each row (Martins and Astudillo 2016, algorithm 1).
-
-    Args:
-        scores: z [..., key_len].
-        visible: bool, broadcasting to the scores; a row without one has τ = 0.
-
-    Returns:
-        [...].
-    """
-    visible = visible.expand(scores.shape)
-    ordered = scores.masked_fill(~visible, -torch.inf).sort(-1, descending=True).values
-    known = ordered > -torch.inf
-    sums = ordered.masked_fill(~known, 0.0).cumsum(-1)
-    counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    support = (known & (1 + counts * ordered > sums)).sum(-1, keepdim=True).clamp_min(1)
-    threshold = (sums.gather(-1, support - 1) - 1) / support
-    return torch.where(visible.any(-1), threshold.squeeze(-1), 0.0)
+    """τ with Σ_j max(z_j − τ, 0) = 1 over the visible scores of each row [..., key_len], 0 of a row without one."""
+    largest = scores.masked_fill(~visible, -torch.inf).amax(-1)
+    return torch.where(visible.any(-1), largest - sparsemax(scores, visible).amax(-1), 0.0)
 
 
 def _scores(reference: MultiHeadAttention, call: Call) -> tuple[Tensor, Tensor, Tensor]:

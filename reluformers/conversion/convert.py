@@ -1,4 +1,4 @@
-"""From a model of transformers or timm to one of ours, perhaps with another attention, and back."""
+"""From a model of transformers or timm to one of ours or to itself, perhaps with another attention, and back."""
 
 import copy
 import dataclasses
@@ -27,9 +27,10 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.data.checked_fields import check_name
 from reluformers.errors import describe_error
+from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import load_config, opening
+from reluformers.saved_models import check_weights, load_config
 
 from .sources import SOURCES, config_back, fields_of, target_of
 from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
@@ -76,14 +77,13 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         given: fields of our configuration that hold whatever the source says.
 
     Raises:
-        ValueError: it cannot be read, or ours cannot compute what it does.
+        KeyError: it has something that ours cannot compute.
     """
     place = str(name_or_path)
-    content = read_config_file(place)
+    content = PreTrainedConfig.get_config_dict(place)[0]
     if is_timm(content):
         weights = read_weights(place)
-        with opening(place, "its configuration"):
-            fields = timm_fields(content, weights, given) | given
+        fields = timm_fields(content, weights, given) | given
         weights = from_timm(weights, fields["pooling"])
         return Opened(place, AutoModelForImageClassification, fields, weights, timm_config=content)
     config = load_config(place)
@@ -93,12 +93,18 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
         weights = read_weights(place)
         return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
-    with opening(place, "its configuration"):
-        source, fields = SOURCES[config.model_type], fields_of(config) | given
+    source, fields = SOURCES[config.model_type], fields_of(config) | given
     weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
     if source.is_seq2seq:
         fields.setdefault("output_bias", "lm_head.bias" in weights)
     return Opened(place, source.auto_class, fields, weights, _generation_config(place, config, source.auto_class))
+
+
+def keeps_its_class(source: str | Path) -> bool:
+    """Whether a model gets another attention as it is, since `convert` makes none of ours of it."""
+    config = PreTrainedConfig.get_config_dict(str(source))[0]
+    model_type = config.get("model_type")
+    return not is_timm(config) and model_type not in SOURCES and config_class_of(model_type) is None
 
 
 def build_model(
@@ -181,13 +187,44 @@ def convert(
     return write_model(model, opened, folder, overwrite)
 
 
+def exchange(
+    source: str | Path,
+    folder: str | Path,
+    preset: str,
+    sites: Sequence[str] | None = None,
+    *,
+    adapter: bool = False,
+    overwrite: bool = False,
+) -> PreTrainedModel:
+    """Write a model of transformers with another attention, its tokenizer or image processor, and where it is from.
+
+    Args:
+        source: folder or Hub id.
+        folder: to write, whole or not at all.
+        preset: the attention.
+        sites: patterns of names of attention modules; None for all.
+        adapter: whether to write the parameters of the attention alone.
+        overwrite: whether to replace a folder that is there.
+    """
+    place = str(source)
+    check_output_folder(folder, source)
+    model_class = getattr(transformers, load_config(place).architectures[0])
+    model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
+    check_weights(place, info)
+    exchange_attention(model, preset, sites)
+    if not adapter:
+        return write_model(model, Opened(place, model_class, {}, {}), folder, overwrite)
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        save_adapter(model, unfinished)
+    return model
+
+
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
     """Write one of our softmax models as the model of transformers that computes the same, if there is one."""
     place = str(source)
     check_output_folder(folder, place)
     config = load_config(place)
-    with opening(place, "its configuration"):
-        target = target_of(config)
+    target = target_of(config)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
     model_class, theirs = getattr(transformers, target.architecture), config_back(config, target)
     model = load_renamed(model_class, theirs, weights, place, may_miss="final_logits_bias")
@@ -248,16 +285,9 @@ def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -
     """Read the generation settings of a source; one saved without a file of its own has it in config.json."""
     if auto_class is not AutoModelForSeq2SeqLM:
         return None
-    with opening(place, "its generation_config.json"):
-        if cached_file(place, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
-            return GenerationConfig.from_model_config(config)
-        return GenerationConfig.from_pretrained(place)
-
-
-def read_config_file(place: str) -> dict[str, Any]:
-    """The content of a model's config.json."""
-    with opening(place, "its config.json"):
-        return PreTrainedConfig.get_config_dict(place)[0]
+    if cached_file(place, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
+        return GenerationConfig.from_model_config(config)
+    return GenerationConfig.from_pretrained(place)
 
 
 def card_metadata(place: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file, has_file, logging
 
-from reluformers.saved_models import check_weights, opening, read_index
+from reluformers.saved_models import check_weights, read_index
 
 from .names import SHARED_NAMES, rename, reversed_table
 from .sources import Source
@@ -24,15 +24,14 @@ State = dict[str, Tensor]
 def read_weights(name_or_path: str | Path) -> State:
     """All tensors of a folder or Hub id by name, mapped from its files: one `.safetensors` or `.bin`, or several."""
     name = str(name_or_path)
-    with opening(name, "its weights"):
-        found = next((file for file in _FILES if has_file(name, file)), _FILES[0])
-        path = Path(cached_file(name, found))
-        if not found.endswith(".json"):
-            return load_state_dict(path)
-        weights: State = {}
-        for shard in read_index(path):
-            weights |= load_state_dict(cached_file(name, shard))
-        return weights
+    found = next((file for file in _FILES if has_file(name, file)), _FILES[0])
+    path = Path(cached_file(name, found))
+    if not found.endswith(".json"):
+        return load_state_dict(path)
+    weights: State = {}
+    for shard in read_index(path):
+        weights |= load_state_dict(cached_file(name, shard))
+    return weights
 
 
 def load_renamed(

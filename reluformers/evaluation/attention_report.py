@@ -77,8 +77,7 @@ def format_attention_report(report: AttentionReport) -> str:
     lines = [f"{'site':<8} {'layer':>7} {'zeros %':>8} {'null %':>8} {'entropy':>8} {'row sum':>8}"]
     rows = []
     for site, statistics in report.sites.items():
-        rows += [(site, layer, row) for layer, row in enumerate(statistics.layers)]
-        rows.append((site, "all", statistics.overall))
+        rows += [(site, layer, row) for layer, row in [*enumerate(statistics.layers), ("all", statistics.overall)]]
     for site, layer, row in [*rows, ("all", "all", report.overall)]:
         entropy = "-" if row.entropy is None else f"{row.entropy:.3f}"
         shares = f"{100 * row.zeros:>8.2f} {100 * row.null_rate:>8.2f}"

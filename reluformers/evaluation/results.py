@@ -4,14 +4,13 @@
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reluformers.data.names import source_name
-from reluformers.files import write_json
+from reluformers.files import read_json, write_json
 
 from .attention_statistics import MISSING, AttentionReport
 from .circumstances import Circumstances
@@ -157,10 +156,7 @@ class Evaluation:
         parts["circumstances"] = Circumstances(**values.get("circumstances", {}))
         if values.get("attention") is not None:
             parts["attention"] = AttentionReport.from_dict(values["attention"])
-        evaluation = cls(**parts)
-        for name, score in evaluation.scores.items():
-            METRICS[name].format(score.value)  # a metric that is known, and a number
-        return evaluation
+        return cls(**parts)
 
     def save(self, path: str | Path) -> None:
         """Write the record; the file is complete or as it was."""
@@ -168,11 +164,8 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | Path) -> "Evaluation":
-        """Read a record; raises an `OSError` where it is missing, a `ValueError` that names it where it is damaged."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: this is no evaluation ({error!r})") from error
+        """Read a record; raises a `ValueError` that names it where it is missing or no JSON."""
+        return cls.from_dict(read_json(path))
 
 
 class Checksum:

@@ -17,7 +17,7 @@ from reluformers.files import atomic_directory, check_output_folder, read_json, 
 from reluformers.modeling.handler_images import open_input
 from reluformers.modeling.image_input import check_bounds
 from reluformers.onnx import FOLDER, SUFFIXES
-from reluformers.saved_models import EXPORT_RECORD, opening
+from reluformers.saved_models import EXPORT_RECORD
 
 from .exporters import EXPORTERS
 from .onnx_folder import export_onnx
@@ -140,13 +140,12 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         if not (exported / EXPORT_RECORD).is_file():
             exported = Path(temporary, "onnx")
             export_onnx(model, exported, precisions=[precision], attentions=True)
-        with opening(model, f"its {EXPORT_RECORD}"):  # anybody may have written it
-            record = read_json(exported / EXPORT_RECORD)
-            exporter, name, about = EXPORTERS[record["task"]], record["model"], record["about"]
-            examples = about["examples"] if exporter.has_image_examples else []
-            if not record["attentions"] or not all(map(_PLAIN_NAME.fullmatch, (name, *examples))):
-                raise ValueError(f"has no attentions, or files of other names than letters: {name}, {examples}")
-            check_bounds([open_input((exported / one).read_bytes()) for one in examples])
+        record = read_json(exported / EXPORT_RECORD)  # anybody may have written it
+        exporter, name, about = EXPORTERS[record["task"]], record["model"], record["about"]
+        examples = about["examples"] if exporter.has_image_examples else []
+        if not record["attentions"] or not all(map(_PLAIN_NAME.fullmatch, (name, *examples))):
+            raise ValueError(f"{model}: has no attentions, or files of other names than letters: {name}, {examples}")
+        check_bounds([open_input((exported / one).read_bytes()) for one in examples])
         graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.runner.graph_names]
         _check_shown(exported)
         target = page / "models" / name

@@ -20,7 +20,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
-from reluformers.saved_models import load_model, opening
+from reluformers.saved_models import load_model
 
 from .augmentation import ImageCollator
 from .loading import load_image_split
@@ -33,9 +33,7 @@ NOWHERE = -1  # class of an image whose logits are not finite
 def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
     """Load an image classifier, in evaluation mode, and its image processor from a folder or the Hub."""
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
-    with opening(name_or_path, "the image processor"):
-        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    return model, processor
+    return model, AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from reluformers.saved_models import opening
-
 from . import FOLDER, SUFFIXES
 
 
@@ -30,8 +28,7 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        with opening(folder, f"{FOLDER}/{path.name}, which `reluformers export` writes,"):
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Iterable[str]) -> dict[str, Tensor]:
@@ -62,10 +59,9 @@ class OnnxModel(PreTrainedModel):
             precision: one of `SUFFIXES`; None for the finest that is there.
         """
         sessions = [Session(folder, name, precision) for name in cls.graph_names]
-        with opening(folder, "its configuration"):
-            model = cls(AutoConfig.from_pretrained(folder), *sessions)
-            if cls.can_generate():
-                model.generation_config = GenerationConfig.from_pretrained(folder)
+        model = cls(AutoConfig.from_pretrained(folder), *sessions)
+        if cls.can_generate():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
         model.name_or_path = str(folder)
         return model.eval()
 

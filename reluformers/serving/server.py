@@ -18,8 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from reluformers.saved_models import opening
-
 from .batching import Batcher
 
 logger = logging.getLogger(__name__)
@@ -45,9 +43,8 @@ def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
     """
     spec = importlib.util.spec_from_file_location("handler", Path(folder, HANDLER))
     module = importlib.util.module_from_spec(spec)
-    with opening(folder, "its handler"):
-        spec.loader.exec_module(module)
-        return module, module.EndpointHandler(str(folder), **options)
+    spec.loader.exec_module(module)
+    return module, module.EndpointHandler(str(folder), **options)
 
 
 def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import check_no_adapter, opening, read_index
+from reluformers.saved_models import check_is_one_model, read_index
 
 from .checkpoints import TRAINING_FILES, check_finite, check_model, checkpoints_of
 
@@ -60,7 +60,7 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     last: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     for folder in folders:
-        check_no_adapter(folder)
+        check_is_one_model(folder)
         check_model(folder)
         last = _weights(folder)
         check_finite(last, folder)
@@ -80,5 +80,4 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     """Every stored tensor of a checkpoint."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     names = read_index(index) if index.is_file() else [SAFE_WEIGHTS_NAME]
-    with opening(folder, "its weights"):
-        return {name: weight for file in names for name, weight in load_file(folder / file).items()}
+    return {name: weight for file in names for name, weight in load_file(folder / file).items()}

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from transformers.utils import has_file
 
 from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING
-from reluformers.saved_models import opening
 
 logger = logging.getLogger(__name__)
 
@@ -105,15 +104,14 @@ def load_tokenizers(
     """Open the tokenizers of a folder or Hub id; they are one object if the vocabulary is shared.
 
     Raises:
-        ValueError: If there is no tokenizer, or it does not fit the configuration of the model.
+        ValueError: If it does not fit the configuration of the model.
     """
     name, options = str(name_or_path), {"trust_remote_code": trust_remote_code}
-    with opening(name, "its tokenizer"):
-        source = target = AutoTokenizer.from_pretrained(name, **options)
-        if has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
-            target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **options)
-        if config is not None:
-            check_tokenizers_fit((source, target), config)
+    source = target = AutoTokenizer.from_pretrained(name, **options)
+    if has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
+        target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **options)
+    if config is not None:
+        check_tokenizers_fit((source, target), config)
     return source, target
 
 

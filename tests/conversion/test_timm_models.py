@@ -124,7 +124,7 @@ def test_logits_are_those_of_timm(kind, tmp_path):
 def test_heads_can_be_given(tmp_path):
     weights = timm_weights(**PLAIN)
     save(tmp_path, weights, architecture="vit_odd_patch4_8")
-    with pytest.raises(ValueError, match="KeyError: 'odd'"):
+    with pytest.raises(KeyError, match="odd"):
         convert(tmp_path, tmp_path / "ours")
     model = convert(tmp_path, tmp_path / "ours", num_attention_heads=HEADS)
     pixels = torch.randn(2, 3, SIDE, SIDE)
@@ -142,5 +142,5 @@ def test_heads_can_be_given(tmp_path):
 )
 def test_what_cannot_be_expressed_is_refused_by_name(more, config, named, tmp_path):
     save(tmp_path, timm_weights(**PLAIN) | more, **config)
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises((KeyError, ValueError), match=named):
         convert(tmp_path, tmp_path / "ours")
