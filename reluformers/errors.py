@@ -1,22 +1,16 @@
 """The door for faults: every command line runs in `run_main`, which prints a fault as one line."""
 
-import codecs
 import errno
-import json
 import os
 import select
-import signal
 import sys
-import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 # whose messages say all; of others the name of the class says what kind of fault it is
 _SPEAKING = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, RuntimeError, ImportError)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
 
 # Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
@@ -25,18 +19,6 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded", "PytorchStreamWr
 
 class DivergenceError(ValueError):
     """Training has left the finite numbers, from where nothing leads back."""
-
-
-class _Terminated(KeyboardInterrupt):
-    """The process was asked to end; libraries let it pass as they do Ctrl-C."""
-
-
-def _escape(error: UnicodeError) -> tuple[str, int]:
-    """What the encoding lacks, as JSON has it, so that a line of JSON stays one."""
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-codecs.register_error("reluformers.escape", _escape)
 
 
 def run_main(main: Callable[[], None], traceback: bool = False) -> None:
@@ -49,22 +31,17 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after an error; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where the reader
-            of the output has gone, as `head` does.
+        SystemExit: Code 2 after an error; 130 after Ctrl-C; 141, without a line, where the reader of the output has
+            gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
-        sys.stdout.reconfigure(errors="reluformers.escape")
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _stopping_on_sigterm():
-            try:
-                main()
-            except SystemExit:
-                _flush_output()
-                raise
-            _flush_output()
-    except _Terminated:
-        sys.stderr.write("error: terminated\n")
-        sys.exit(EXIT_TERMINATED)
+        try:
+            main()
+        finally:
+            if sys.stdout is not None:  # as where it is closed
+                sys.stdout.flush()  # here, as the interpreter says nothing that can be caught
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
@@ -109,35 +86,6 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether an exception says that nothing more can be written, for want of space or quota."""
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     return is_full or any(words in str(error) for words in _DISK_FULL)
-
-
-@contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block by an exception, so that unfinished files are removed."""
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before != signal.SIG_DFL:
-        yield
-        return
-    process = os.getpid()
-
-    def stop(number: int, frame: object) -> None:
-        if os.getpid() != process:  # a forked worker ends as it would have without us
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        signal.signal(number, signal.SIG_IGN)  # a second one must not stop the tidying up
-        raise _Terminated
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _flush_output() -> None:
-    """Write what is left for stdout here, as the interpreter says nothing that can be caught."""
-    if sys.stdout is not None:  # as where it is closed
-        sys.stdout.flush()
 
 
 def _nobody_reads() -> bool:

@@ -69,7 +69,7 @@ def exchange_attention(
     before = [part._attn_implementation for part in configs]
     if sites is not None and any(map(is_ours, before)):
         raise ValueError("the model has an attention by name, which other modules would lose: set 'sdpa', or no sites")
-    modules = {name: _sizes(name, module) for name, module in chosen.items()}
+    modules = {name: _sizes(module) for name, module in chosen.items()}
     model.config.exchanged = {"attention": config.to_dict(), "modules": modules}
     places = [_place_of(module) for module in chosen.values()]
     try:
@@ -208,7 +208,7 @@ def _scalings_of(module: nn.Module) -> tuple[float, float]:
     return 1.0, scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()
 
 
-def _sizes(name: str, module: nn.Module) -> list[int]:
+def _sizes(module: nn.Module) -> list[int]:
     """Number of heads, width of a head, and width of all outputs of an attention module."""
     output = next((getattr(module, part).in_features for part in _OUTPUTS if _is_linear(module, part)), None)
     if output is None and isinstance(getattr(module, "c_proj", None), nn.Module):  # GPT-2 has its weights lying down
@@ -220,8 +220,6 @@ def _sizes(name: str, module: nn.Module) -> list[int]:
         output = heads * width
     if heads is None and output is not None and width is not None:
         heads = output // width
-    if output is None or heads is None:
-        raise ValueError(f"the attention module {name} ({type(module).__name__}) does not say how many heads it has")
     return [int(heads), int(width or output // heads), int(output)]
 
 

@@ -37,6 +37,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+# a byte order mark is no part of the first sentence
+LINES = {"encoding": "utf-8-sig", "errors": "strict", "newline": "\n"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MARK = ".reluformers"  # in every folder that a command has written, and may replace
 
@@ -146,24 +148,12 @@ def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterat
     sentence does not shift the lines of a parallel file. Without `keep_ends` they come without `\n` or `\r\n`.
 
     Raises:
-        ValueError: it is not UTF-8; names the line.
+        UnicodeDecodeError: it is not UTF-8.
         OSError, EOFError, zlib.error: it cannot be opened, or is a damaged gzip file.
     """
     opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "rb") as file:
-        yield from decode_lines(file, path, keep_ends=keep_ends)
-
-
-def decode_lines(lines: Iterable[bytes], path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
-    """Read the lines of a file that is open; see `iterate_lines`."""
-    for number, line in enumerate(lines, start=1):
-        line = line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            # a byte order mark is no part of the first sentence
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            place = f"{path}, line {number}, byte {error.start + 1}"
-            raise ValueError(f"{place}: not UTF-8 text; convert the file, for example with iconv") from error
+    with opener(path, "rt", **LINES) as file:
+        yield from file if keep_ends else (line.removesuffix("\n").removesuffix("\r") for line in file)
 
 
 def check_text(value: Any, name: str, place: str) -> str:

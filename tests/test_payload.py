@@ -188,26 +188,6 @@ def test_no_name_means_two_things_in_one_file():
     assert collisions("from a import logging\nimport logging\n") == ["logging"]
 
 
-def test_a_file_is_put_together_of_whole_modules_and_says_which():
-    root, origins = Path(__file__).parents[1], {}
-    for name, text in merged_files().items():
-        kind = name.partition("/")[0]
-        assert text.startswith("# Copyright"), name
-        assert text.count("SPDX-License-Identifier") == 1, name
-        for origin, part in sections_of(text).items():
-            if origin != "imports":
-                assert (kind, origin) not in origins
-                origins[kind, origin] = name
-                source = ast.parse((root / origin).read_text(encoding="utf-8"))
-                whole = [ast.dump(node) for node in source.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-                # of the imports inside of functions only the file differs
-                names = re.compile(r"ImportFrom\(module='[\w.]+'")
-                found = [names.sub("", ast.dump(node)) for node in ast.parse(part).body]
-                assert found == [names.sub("", node) for node in whole[1:]], origin
-    modules = {path.name for folder in ("configuration", "modeling") for path in (root / folder).glob("*.py")}
-    assert {origin.partition("/")[2] for _, origin in origins} == modules - {"__init__.py"}
-
-
 @pytest.mark.slow
 def test_a_folder_of_one_file_for_each_module_opens_and_is_saved_anew(tmp_path):
     old, batch = tmp_path / "old", draw_pairs()

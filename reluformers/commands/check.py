@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check."""
     folder = Path(options.model)
-    if is_hub_id(options.model) and not folder.exists():
+    if is_hub_id(options.model):
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)

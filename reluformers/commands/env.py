@@ -5,13 +5,11 @@ Example:
 """
 
 import argparse
-import os
 
 import torch
 
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers_kernels import PassOptions, computation
-from reluformers_kernels.compiled import KERNELS_VARIABLE
 from reluformers_kernels.triton_attention import OLDEST_CAPABILITY, triton
 
 LENGTH, WIDTH = 256, 64  # of the attention that is asked for
@@ -33,13 +31,9 @@ def run(options: argparse.Namespace) -> None:
                 way = computation.choose_computation(*[states] * 3, PassOptions(activation=name), may_write_out=True)
                 ways.append(f"{name} by {way or 'eager'}")
             lines[f"{device.type}, {dtype}"] = ", ".join([*ways, "softmax by sdpa"])
-    native, repository = computation.native, os.environ.get(KERNELS_VARIABLE)
-    lines["native"] = native.explain() if native else "the package reluformers_native is not installed"
-    if native and repository:
-        lines["native"] += f"; from the kernels of {repository}"
-    lines["triton"] = "the package is not installed, or torch finds no GPU"
-    if triton and torch.cuda.is_available():
-        found, oldest = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), OLDEST_CAPABILITY))
-        lines["triton"] = f"GPU of compute capability {found}, from {oldest} on"
+    lines["native"] = computation.native.explain() if computation.native else "not installed"
+    lines["triton"] = "installed" if triton else "not installed"
+    if torch.cuda.is_available():
+        lines["compute capability"] = f"{torch.cuda.get_device_capability()}, Triton from {OLDEST_CAPABILITY} on"
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))

@@ -10,9 +10,7 @@ Example:
 
 import argparse
 import sys
-from pathlib import Path
 
-from reluformers.publish.card import CARD_FILE
 from reluformers.publish.push import push_to_hub, snippet
 from reluformers.publish.space import push_space
 from reluformers.training.checkpoints import check_model
@@ -46,10 +44,6 @@ def ask(line: str, is_agreed: bool) -> bool:
 def run(options: argparse.Namespace) -> None:
     """Push."""
     check_model(options.folder)
-    card = card_options(options)
-    unused = card.keys() - {"base_model", "held_out"}
-    if unused and Path(options.folder, CARD_FILE).is_file():
-        raise ValueError(f"{', '.join(unused)}: of a new card, but {options.folder} has {CARD_FILE}")
     release = push_to_hub(
         options.folder,
         options.repo_id,
@@ -59,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         report=print,
         confirm=lambda line: ask(line, options.yes),
         space=f"{options.repo_id}-demo" if options.space else None,
-        **card,
+        **card_options(options),
     )
     visible = "private" if release.private else "public"
     done = "is pushed" if release.is_new else "is there already"

@@ -66,8 +66,6 @@ def run(options: argparse.Namespace) -> None:
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
     is_typed = source == "-" and sys.stdin.isatty()
-    if is_typed:
-        sys.stderr.write("type a text and press Enter; Ctrl-D ends\n")
     # whoever looks at the lines should not have to wait for many
     is_watched = options.output is None and sys.stdout.isatty()
     batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from transformers import PreTrainedModel
 
-from reluformers.files import decode_lines, iterate_lines
+from reluformers.files import LINES, iterate_lines
 from reluformers.modeling.pipeline_translation import TOKENIZING, TranslationPipeline, most_positions
 
 from .decoding import translate
@@ -136,7 +136,8 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
         raise ValueError(f"{source}: --column names the texts of a table ({', '.join(TABLES)}), and of nothing else")
     if source == "-":
         # in UTF-8 as files are, whatever the locale says
-        yield from decode_lines(sys.stdin.buffer, "the standard input")
+        sys.stdin.reconfigure(**LINES)
+        yield from (line.removesuffix("\n").removesuffix("\r") for line in sys.stdin)
     elif column is None:
         yield from iterate_lines(source)
     else:

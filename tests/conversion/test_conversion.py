@@ -12,11 +12,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
     BartForConditionalGeneration,
-    BartForSequenceClassification,
     BartModel,
     DeiTConfig,
     DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
     GenerationConfig,
     MarianConfig,
     MarianMTModel,
@@ -232,23 +230,6 @@ def test_origin_and_licence_stand_in_the_card(tmp_path):
     assert origin(str(tmp_path / "source")) == {"base_model": "org/vit", "license": "cc-by-4.0"}
     (tmp_path / "source/README.md").write_text("---\nlicense: [cc-by-4.0\n---\n# x\n")  # no YAML
     assert origin(str(tmp_path / "source")) == {"base_model": None, "license": None}
-
-
-REFUSED = {  # and what the refusal names
-    "teacher": (lambda: DeiTForImageClassificationWithTeacher(random_vision("deit", 0).config), "weight"),
-    "classifier": (lambda: BartForSequenceClassification(random_seq2seq("bart", 0).config), "weight"),
-    "activation": (lambda: random_vision("vit", 0, hidden_act="tanh"), "tanh"),
-    "patches": (lambda: random_vision("vit", 0, patch_size=[4, 2]), "shape"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_expressed_is_refused_by_name(name, tmp_path):
-    build, named = REFUSED[name]
-    build().save_pretrained(tmp_path)
-    with pytest.raises((KeyError, ValueError), match=named):
-        convert(tmp_path, tmp_path / "ours")
-    assert not (tmp_path / "ours").exists()
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from builders.commands import run_command
 from builders.hub_folders import REPO, client, pushed
 from reluformers.commands.push import ask
 from reluformers.publish.push import push_to_hub
@@ -55,14 +54,6 @@ def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
     assert (data.license, data.pipeline_tag) == ("mit", "translation")
     assert (data.base_model, data.base_model_relation) == ("acme/base", "finetune")
     assert "generated_from_trainer" not in card
-
-
-def test_the_command_passes_on_what_is_to_stay_at_home(monkeypatch):
-    asked = {}
-    monkeypatch.setattr("reluformers.commands.push.push_to_hub", lambda *_, **options: asked.update(options) or 1 / 0)
-    with pytest.raises(SystemExit):
-        run_command("push", "runs/x", REPO, "--no_held_out", "--private", "--space", "data_terms=CC0")
-    assert (asked["held_out"], asked["private"], asked["data_terms"]) == (False, True, "CC0")
 
 
 def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):
