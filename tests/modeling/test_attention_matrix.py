@@ -69,6 +69,8 @@ def draw_cases(name: str) -> list[dict]:
     elementwise = covering(activation=activations, dtype=dtypes, **FACTORS | sizes)
     # their naive form goes row by row, and they take neither a threshold nor another divisor
     few |= {"widths": sizes.get("widths", FACTORS["widths"]), "threshold": (0.0,), "normalizer": ("none",)}
+    if name == "triton":  # whose kernels of relu and relu2 they share behind their thresholds
+        few |= {"layout": ("length first",), "widths": ((33, 33),), "length_exponent": (0.5,)}
     return elementwise + covering(activation=SPARSE_DISTRIBUTIONS, dtype=dtypes, **FACTORS | few)
 
 

@@ -21,17 +21,11 @@ needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs
 @needs_triton
 def test_kernels_in_the_interpreter(tmp_path):
     """Nothing but the files of checks, whose tests name what fails."""
-    checks = [
-        Path(__file__).with_name(name)
-        for name in (
-            "triton_checks.py",
-            "triton_norm_checks.py",
-            "test_attention_matrix.py",
-            "test_every_computation.py",
-        )
-    ]
+    names = ["triton_checks.py", "test_every_computation.py", "test_attention_matrix.py::test_call"]
+    names += [f"test_normalization.py::test_{name}" for name in ("values_and_gradients", "lengths_of_extreme_rows")]
+    checks = [Path(__file__).with_name(name) for name in names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short", "-k", "not test_module"]
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short"]
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *checks, *options],
         capture_output=True,
