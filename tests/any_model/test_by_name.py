@@ -118,11 +118,14 @@ register_written_out("written_relu", exponent=1.0)
 register_written_out("written_relu_sum", is_summed=True)
 register_written_out("written_reluformer", exponent=0.5, coefficient=0.5**0.5)
 register_written_out("written_softmax", phi="softmax")
+register_attention("exclusive_attention", {"exclusive_output": True})
+register_written_out("written_exclusive", phi="softmax", is_exclusive=True)
 WRITTEN = {
     "relu_attention": "written_relu",
     "relu_sum_attention": "written_relu_sum",
     "reluformer_attention": "written_reluformer",
     "softmax_attention": "written_softmax",
+    "exclusive_attention": "written_exclusive",  # for causal models alone
 }
 
 
@@ -136,10 +139,13 @@ def outcome(name, attention, padding, dtype):
     return output.detach(), {key: part.grad for key, part in model.named_parameters() if part.grad is not None}
 
 
-@pytest.mark.parametrize(
-    ("name", "attention", "padding"),
-    [tuple(case.values()) for case in covering(name=tuple(MODELS), attention=tuple(WRITTEN), padding=PADDINGS)],
-)
+COMPUTED = [
+    tuple(case.values()) for case in covering(name=tuple(MODELS), attention=tuple(WRITTEN)[:4], padding=PADDINGS)
+]
+COMPUTED += [(name, "exclusive_attention", PADDINGS[number % 3]) for number, name in enumerate(DECODERS)]
+
+
+@pytest.mark.parametrize(("name", "attention", "padding"), COMPUTED)
 def test_a_model_computes_the_written_out_form(name, attention, padding):
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-4)):
         output, gradients = outcome(name, attention, padding, dtype)
@@ -150,22 +156,6 @@ def test_a_model_computes_the_written_out_form(name, attention, padding):
             assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
 
 
-register_attention("exclusive_attention", {"exclusive_output": True})
-register_written_out("written_exclusive", phi="softmax", is_exclusive=True)
-
-
-@pytest.mark.parametrize(("name", "padding"), list(zip(DECODERS, itertools.cycle(PADDINGS), strict=False)))
-def test_a_causal_model_computes_exclusive_attention(name, padding):
-    (output, gradients), (expected, expected_gradients) = (
-        outcome(name, kind, padding, torch.float64) for kind in ("exclusive_attention", "written_exclusive")
-    )
-    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-7, atol=1e-9)
-    options = {**inputs(name, "left"), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    tokens = build(name, "written_exclusive").generate(**options, use_cache=False)
-    assert torch.equal(build(name, "exclusive_attention").generate(**options), tokens)
-
-
 @pytest.mark.parametrize("name", ["bert", "modernbert", "vit", "bart", "whisper"])
 def test_exclusive_attention_is_refused_where_a_query_may_be_of_any_key(name):
     model = build(name, "exclusive_attention")
@@ -173,21 +163,6 @@ def test_exclusive_attention_is_refused_where_a_query_may_be_of_any_key(name):
         model(**inputs(name))
     with pytest.raises(ValueError, match="exclusive_output is for causal attention"):
         build("llama", "exclusive_attention").generate(**inputs("llama"), cache_implementation="static")
-
-
-@pytest.mark.parametrize(
-    ("name", "attention"), list(zip(["llama", "mistral", "gemma3", "llama"], WRITTEN, strict=True))
-)
-def test_packed_rows_do_not_see_each_other(name, attention):
-    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    outputs = [
-        build(name, kind, torch.float64)(input_ids=ids, position_ids=positions, use_cache=False).logits
-        for kind in (attention, WRITTEN[attention])
-    ]
-    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
-    alone = build(name, attention, torch.float64)(input_ids=ids[:, 5:]).logits
-    torch.testing.assert_close(outputs[0][:, 5:], alone, rtol=1e-9, atol=1e-9)
 
 
 PACKED = ["llama", "mistral", "gemma3", "bert", "roberta", "modernbert"]
@@ -206,11 +181,7 @@ def pack(texts, first_position=0):
     return batch
 
 
-# every attention in two models, every model with a third of the attentions
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    [(PACKED[(number + shift) % len(PACKED)], name) for number, name in enumerate(FAMILIES) for shift in (0, 3)],
-)
+@pytest.mark.parametrize(("name", "attention"), list(zip(itertools.cycle(PACKED), FAMILIES, strict=False)))
 def test_texts_of_a_packed_row_are_as_each_alone(name, attention):
     """Values and gradients of float64."""
     generator = torch.Generator().manual_seed(1)
@@ -226,6 +197,9 @@ def test_texts_of_a_packed_row_are_as_each_alone(name, attention):
     for one, other in zip(found[1], expected[1], strict=True):
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # norms of gemma are of float32
+    if name in DECODERS:  # positions that begin anew are enough
+        batch = {key: part for key, part in pack(texts).items() if key in ("input_ids", "position_ids")}
+        torch.testing.assert_close(model(**batch, use_cache=False).logits[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["modernbert", "llama"])
@@ -297,17 +271,14 @@ def test_what_changes_nothing_about_attention_passes():
     assert torch.equal(model.generate(**batch, max_new_tokens=3, **names), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "attention", "cache"),
-    [
-        tuple(case.values())
-        for case in covering(
-            name=tuple(DECODERS),
-            attention=("relu_attention", "relu_sum_attention", "softmax_attention"),
-            cache=(DynamicCache, StaticCache),
-        )
-    ],
-)
+CACHED = [
+    tuple(case.values())
+    for case in covering(name=DECODERS, attention=tuple(WRITTEN)[:4], cache=(DynamicCache, StaticCache))
+]
+CACHED += [(name, "exclusive_attention", DynamicCache) for name in DECODERS]
+
+
+@pytest.mark.parametrize(("name", "attention", "cache"), CACHED)
 def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, cache):
     model, batch = build(name, attention), inputs(name, "left")
     written = build(name, WRITTEN[attention])
@@ -329,15 +300,6 @@ def test_weights_are_given_where_they_are_asked_for(name, attention):
     assert len(weights) == 2
     assert weights[0].dim() == 4
     torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["llama", "vit"])
-def test_a_compiler_takes_a_whole_model(name):
-    model, batch = build(name, "relu_attention"), inputs(name, "left")
-    with torch.no_grad():
-        expected = real_part(model(**batch).logits, batch)
-        found = real_part(torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).logits, batch)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sinks_of_softmax():
@@ -396,31 +358,24 @@ def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
             model_class(config).set_attn_implementation("relu_attention")
 
 
-def formulanet(**attention):
-    vision = {**SAM, "patch_size": 8, "window_size": 2, "global_attn_indexes": [1], "output_channels": 16}
-    vision |= {"post_conv_out_channels": 16, "post_conv_mid_channels": 16, "decoder_hidden_size": 32}
-    config = transformers.PPFormulaNetConfig(text_config=SEQ2SEQ, vision_config=vision)
-    return transformers.PPFormulaNetForConditionalGeneration._from_config(config, **attention)
-
-
-@pytest.mark.skipif(
-    "pp_formulanet_vision" not in CONFIG_MAPPING, reason="its image encoder has no type of its own: its forward raises"
-)
 def test_a_model_of_which_a_part_cannot_take_it_is_refused_and_takes_it_in_the_others(tmp_path):
-    part = "PPFormulaNetVisionModel does not take"
-    with pytest.raises(ValueError, match=f"{part} relu_attention.*softmax"):
-        formulanet(attn_implementation="relu_attention")
-    model = formulanet()
-    with pytest.raises(ValueError, match=part):
+    wrapper, refused = transformers.VisionEncoderDecoderModel, "SamVisionModel does not take relu_attention"
+    encoder = transformers.SamVisionConfig(**SAM, window_size=2, global_attn_indexes=[1])
+    decoder = transformers.BertConfig(**TEXT, intermediate_size=48, is_decoder=True, add_cross_attention=True)
+    config = wrapper.config_class.from_encoder_decoder_configs(encoder, decoder)
+    for attention in ("relu_attention", {"encoder": "relu_attention"}):
+        with pytest.raises(ValueError, match=refused):
+            wrapper._from_config(copy.deepcopy(config), attn_implementation=attention)
+    model = wrapper._from_config(copy.deepcopy(config))
+    with pytest.raises(ValueError, match=refused):
         model.set_attn_implementation("relu_attention")
-    with pytest.raises(ValueError, match=part):
+    with pytest.raises(ValueError, match="SamVisionModel does not take"):
         exchange_attention(model, "relu-vit")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=part):
-        type(model).from_pretrained(tmp_path, attn_implementation="relu_attention")
-    model = type(model).from_pretrained(tmp_path, attn_implementation={"text_config": "relu_attention"})
-    assert model.config.text_config._attn_implementation == "relu_attention"
-    assert model.config.vision_config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match=refused):
+        wrapper.from_pretrained(tmp_path, attn_implementation="relu_attention")
+    model = wrapper.from_pretrained(tmp_path, attn_implementation={"decoder": "relu_attention"})
+    assert model.config.decoder._attn_implementation == "relu_attention"
 
 
 def test_what_a_model_asks_and_the_attention_has_not_is_an_error():
@@ -440,34 +395,29 @@ def test_states_that_do_not_fit_each_other_are_an_error_and_those_that_broadcast
 
 
 def test_phi_of_ones_own():
-    register_attention("cubed_attention", lambda scores: torch.relu(scores) ** 3, length_exponent=1.0)
-    model, batch = build("llama", "cubed_attention", torch.float64), inputs("llama")
-    weights = model(**batch, output_attentions=True).attentions[0]
-    assert (weights >= 0).all()
-    assert (weights == 0).any()
+    batch = inputs("llama")
     register_attention("squared_attention", lambda scores: torch.relu(scores) ** 2, length_exponent=1.0)
     register_written_out("written_relu2", phi="relu2", exponent=1.0)
     outputs = [build("llama", kind)(**batch).logits for kind in ("squared_attention", "written_relu2")]
     torch.testing.assert_close(*(real_part(part, batch) for part in outputs), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_of_mine", "me/repo", "flex_attention", ""])
-def test_a_name_that_transformers_reads_more_into_is_refused(name):
-    with pytest.raises(ValueError, match="name is"):
-        register_attention(name, "reluformer")
-
-
-@pytest.mark.parametrize("attention", ["qknorm", "rela-g", {"activation": "relu", "learned_threshold": True}])
-def test_a_name_holds_no_parameters(attention):
-    with pytest.raises(ValueError, match="parameters"):
-        register_attention("with_parameters", attention)
-
-
-def test_fields_are_checked_at_registration():
-    with pytest.raises(ValueError, match="'relo'"):
-        register_attention("typo", {"activation": "relo"})
-    with pytest.raises(ValueError, match="'relaformer'"):
-        register_attention("typo", "relaformer")
+@pytest.mark.parametrize(
+    ("field", "name", "attention"),
+    [
+        # names that transformers reads more into, and that of an exchange
+        *(("name is", name, "relu") for name in ("sdpa", "eager", "flash_of_mine", "me/repo", "flex_attention", "")),
+        ("reluformers_exchanged", "reluformers_exchanged", "relu"),
+        # a name holds no parameters
+        *(("parameters", "mine", preset) for preset in ("qknorm", "rela-g")),
+        ("parameters", "mine", {"activation": "relu", "learned_threshold": True}),
+        ("'relo'", "mine", {"activation": "relo"}),
+        ("'relaformer'", "mine", "relaformer"),
+    ],
+)
+def test_what_cannot_be_registered(field, name, attention):
+    with pytest.raises(ValueError, match=field):
+        register_attention(name, attention)
 
 
 def test_masks_of_both_sides_and_causality_in_any_order():
