@@ -174,6 +174,11 @@ class AttentionConfig:
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
+    @property
+    def has_late_statistics(self) -> bool:
+        """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
+        return self.normalizer == "sum" or self.learned_length_exponent
+
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:

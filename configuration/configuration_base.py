@@ -82,7 +82,8 @@ class TransformerConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # transformers sets fields one by one, and `attention` to None in the copy for a decoder
-        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
+        is_attention = name.endswith("attention") and name in self.__dataclass_fields__
+        if value is not None and is_attention:
             # a dict of some fields changes what is there, first that of the family
             found = (getattr(self, name, None), self.attention, type(self).attention)
             try:

@@ -61,7 +61,6 @@ class VisionTransformerConfig(TransformerConfig):
         "norm_eps": "layer_norm_eps",
     }
     base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(("embeddings", "layers.*"), "free_full_weight")
-    sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224
     patch_size: int = 16
@@ -100,6 +99,11 @@ class VisionTransformerConfig(TransformerConfig):
         elif name == "label2id" and value is not None:
             self.id2label = {number: label for label, number in value.items()}
         super().__setattr__(name, value)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Where the model attends."""
+        return ("encoder", "pooling") if self.pooling == "attention" else ("encoder",)
 
     @property
     def grid_size(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from .embeddings import SinusoidalPositions
 from .generation_check import CheckedGenerationMixin
 from .kernels import apply_dropout, kernels
 from .layers import EncoderLayer, TransformerLayer
-from .modeling_base import TransformerPreTrainedModel, is_same
+from .modeling_base import TransformerPreTrainedModel
 from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
 from .regularization import SiteRows, tensors_of
 from .sequence_masks import causal_mask, padding_mask, token_positions
@@ -143,44 +143,13 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
-        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
-        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
-        if decoder is not None and self.config.tying != "all":
-            parts = [self.get_input_embeddings(), decoder.embed_tokens]
-            if head is not None and self.config.tying == "none":
-                parts.append(head)
-            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
-                if any(part.weight is other.weight for other in parts[:count]):
-                    part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
+        """Resize the vocabulary that source and target share."""
+        if self.config.tying != "all":  # transformers would give the output layer the source's size
+            raise ValueError(f"resize_token_embeddings needs tying 'all', but it is {self.config.tying!r}")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
+        if self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
-        if decoder is not None and self.config.tying != "all":
-            size = self.config.target_vocab_size
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
-            if head is not None and (self.config.tying == "none" or size != self.config.vocab_size):
-                self.set_output_embeddings(self._get_resized_lm_head(head, size))
-            self.tie_weights()
         return embeddings
-
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        endings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-        source, target, head = (
-            next((weights[name] for name in weights if name.endswith(ending)), None) for ending in endings
-        )
-        config, fields = self.config, {}
-        if source is not None and target is not None:
-            fields["vocab_size"] = len(source)
-            if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
-                fields["decoder_vocab_size"] = len(target)
-        if not is_same(target, head):
-            fields["tying"] = "none"
-        elif config.tying == "all" and not is_same(source, target):
-            fields["tying"] = "decoder"
-        if "lm_head.bias" in weights:
-            fields["output_bias"] = True
-        return fields
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -284,21 +253,15 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
-        position_ids: Tensor | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing.
-
-        Rows are packed with several texts where `position_ids` [batch or 1, length] begin anew.
-        """
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
-        self.check_length(length if position_ids is None else int(position_ids.max()) + 1)
+        self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        if position_ids is not None:
-            mask = mask.of_texts(position_ids)
         mask = replace(mask, query_mask=mask.key_padding_mask)
         options = self.attention_options(mask, output_attentions, output_null_rate)
-        positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
+        positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
         site_rows = self.site_rows(rows, mask, "encoder")

@@ -4,14 +4,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -33,8 +32,6 @@ from .regularization import SiteRows, tensors_of
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
     from .handler_images import EndpointHandler as EndpointHandler
-
-logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -108,15 +105,6 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
             lecun_normal_(linear.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
-
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        rows = len(weights.get("classifier.weight", self.config.id2label))
-        if rows == self.config.num_labels:
-            return {}
-        logger.warning(
-            "The classifier has %d rows for %d classes: they lose their names", rows, self.config.num_labels
-        )
-        return {"num_labels": rows}
 
 
 class VisionTransformerModel(VisionTransformerPreTrainedModel):

@@ -256,6 +256,11 @@ class AttentionConfig:
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
+    @property
+    def has_late_statistics(self) -> bool:
+        """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
+        return self.normalizer == "sum" or self.learned_length_exponent
+
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:
@@ -342,7 +347,8 @@ class TransformerConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # transformers sets fields one by one, and `attention` to None in the copy for a decoder
-        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
+        is_attention = name.endswith("attention") and name in self.__dataclass_fields__
+        if value is not None and is_attention:
             # a dict of some fields changes what is there, first that of the family
             found = (getattr(self, name, None), self.attention, type(self).attention)
             try:
@@ -489,7 +495,6 @@ class VisionTransformerConfig(TransformerConfig):
         "norm_eps": "layer_norm_eps",
     }
     base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(("embeddings", "layers.*"), "free_full_weight")
-    sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224
     patch_size: int = 16
@@ -528,6 +533,11 @@ class VisionTransformerConfig(TransformerConfig):
         elif name == "label2id" and value is not None:
             self.id2label = {number: label for label, number in value.items()}
         super().__setattr__(name, value)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Where the model attends."""
+        return ("encoder", "pooling") if self.pooling == "attention" else ("encoder",)
 
     @property
     def grid_size(self) -> tuple[int, int]:

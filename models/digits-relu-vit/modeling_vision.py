@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -204,12 +204,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
         super()._initialize_weights(module)
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
-        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
+        """Save so that the folder computes what the model does.
 
-        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
-        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. A model that no
-        configuration builds, with a replaced layer or a weight of another shape, is refused with a `ValueError`.
+        A model that its configuration does not build, with a replaced layer, a weight of another shape or a broken
+        tie, is refused with a `ValueError`. Adapters and quantised models are saved as transformers does it. The
+        folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -224,17 +223,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
             elif self.config.payload_writer is not None:
                 self.config.payload_writer(self.config, folder.parent)
 
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        """Fields of the configuration to change so that it builds a model of these weights."""
-        return {}
-
     def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
         weights = dict(self.state_dict() if state_dict is None else state_dict)
-        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
-        config.update(changes)
         with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
-            opened = type(self)(config)
+            opened = type(self)(copy.deepcopy(self.config))
         modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
         differences = []
         for name, module in opened.named_modules(remove_duplicate=False):
@@ -242,8 +235,6 @@ class TransformerPreTrainedModel(PreTrainedModel):
             # a class that FSDP or transformers has put around it has the same forward inside
             if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
-                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
         names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
         sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
         differences += [
@@ -251,16 +242,15 @@ class TransformerPreTrainedModel(PreTrainedModel):
             for name in names
             if sizes.get(name) != wanted.get(name)
         ]
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and not is_same(weights[source], weights.pop(target)):
+                differences.append(f"{target} is not {source}, to which it is tied")
         if differences:
             raise ValueError(
                 f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
                 f"{len(differences)} places: {'; '.join(differences[:3])}"
             )
-        self.config.update(changes)
         self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
-        for target, source in opened.all_tied_weights_keys.items():
-            if source in weights and target in weights and is_same(weights[source], weights[target]):
-                del weights[target]
         for name, tensor in weights.items():  # what else is shared opens as weights of their own
             if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
                 weights[name] = tensor.clone()
@@ -322,7 +312,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         if not layers:
             return []
         config = self._attentions[site]
-        is_divided = config.normalizer == "sum" or config.learned_length_exponent
+        is_divided = config.has_late_statistics
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return [SiteRows(layers, mask.key_counts, mask.query_mask, *numbers)]
 
@@ -470,8 +460,6 @@ class PatchEmbeddings(nn.Module):
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
     from .handler import EndpointHandler as EndpointHandler
 
-logger = logging.get_logger(__name__)
-
 
 @dataclass
 class VisionTransformerOutput(BaseModelOutputWithPooling):
@@ -544,15 +532,6 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
             lecun_normal_(linear.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
-
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        rows = len(weights.get("classifier.weight", self.config.id2label))
-        if rows == self.config.num_labels:
-            return {}
-        logger.warning(
-            "The classifier has %d rows for %d classes: they lose their names", rows, self.config.num_labels
-        )
-        return {"num_labels": rows}
 
 
 class VisionTransformerModel(VisionTransformerPreTrainedModel):

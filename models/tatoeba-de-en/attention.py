@@ -699,11 +699,6 @@ class AttentionFormula:
         numbers = coefficient, self.attention.length_exponent, dtype
         return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
 
-    @property
-    def has_late_statistics(self) -> bool:
-        """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
-        return self.attention.normalizer == "sum" or self.length_exponent is not None
-
     def row_factors(self, divisor: Tensor | float | None, mask: AttentionMask, query: Tensor) -> Tensor | None:
         """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
         if self.length_exponent is not None or not isinstance(divisor, Tensor):
@@ -726,7 +721,7 @@ def eager_attention(
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the `RowStatistics`, of weights before they are divided by c·n_i^α unless `formula.has_late_statistics`.
+        the `RowStatistics`, of weights before they are divided by c·n_i^α unless the attention `has_late_statistics`.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     scores = query @ key.transpose(-1, -2) * formula.scaling
@@ -737,13 +732,13 @@ def eager_attention(
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
     # before the division, so that a model divides the sums of all layers of a site at once
-    rows = None if formula.has_late_statistics else RowStatistics.of(weights, statistics)
+    rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    if formula.has_late_statistics:
+    if formula.attention.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
     # after the statistics: they and the returned weights must not depend on chance
     output = apply_dropout(weights, formula.dropout) @ value
@@ -804,7 +799,7 @@ def attention_by_kernels(
         dropout=formula.dropout,
         needed_statistics=statistics,
     )
-    found = kernels.attention(query, key, value, options, divisor, normalizer, formula.has_late_statistics)
+    found = kernels.attention(query, key, value, options, divisor, normalizer, formula.attention.has_late_statistics)
     if found is None:
         return None
     output, row_sums, weighted_logs, _ = found
@@ -873,7 +868,7 @@ def softmax_attention(
         # nothing to add up: a row of softmax sums to 1, or to 0 if it sees no key
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
-        if formula.has_late_statistics and divisor is not None:
+        if formula.attention.has_late_statistics and divisor is not None:
             row_sums = row_sums / divisor
         rows = RowStatistics(row_sums.squeeze(-1))
     return output.transpose(1, 2), None, rows

@@ -146,11 +146,7 @@ class TranslationPipeline(Pipeline):
         if target_tokenizer is None and not is_shared:
             revision = getattr(model, "opened_revision", None) if model.name_or_path == name else None
             options = {"subfolder": TARGET_FOLDER, "revision": revision or "main"}
-            try:
-                self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
-            except (OSError, ValueError) as error:
-                problem = f"{name}: the target's vocabulary is another one, but {TARGET_FOLDER}/ could not be opened"
-                raise OSError(f"{problem}; log in if the repository is private, or pass target_tokenizer") from error
+            self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
 
     def __call__(self, inputs: str | Iterable[str], **kwargs) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
         """Translate a text, a list of texts, or one by one a generator or a dataset of texts.
@@ -167,11 +163,6 @@ class TranslationPipeline(Pipeline):
             `weight`: the share of the attention that the source word has, in [0, 1]. Several sequences for a text
             (`num_return_sequences`) make a list of their own.
         """
-        if isinstance(inputs, list):
-            if not inputs:
-                raise ValueError("there is no text to translate: got an empty list")
-            for number, text in enumerate(inputs, start=1):
-                check_text(text, f"text {number}")
         results = super().__call__(inputs, **kwargs)
         if isinstance(inputs, str):
             return results

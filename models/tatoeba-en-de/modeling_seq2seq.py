@@ -338,12 +338,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
         super()._initialize_weights(module)
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
-        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
+        """Save so that the folder computes what the model does.
 
-        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
-        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. A model that no
-        configuration builds, with a replaced layer or a weight of another shape, is refused with a `ValueError`.
+        A model that its configuration does not build, with a replaced layer, a weight of another shape or a broken
+        tie, is refused with a `ValueError`. Adapters and quantised models are saved as transformers does it. The
+        folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -358,17 +357,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
             elif self.config.payload_writer is not None:
                 self.config.payload_writer(self.config, folder.parent)
 
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        """Fields of the configuration to change so that it builds a model of these weights."""
-        return {}
-
     def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
         weights = dict(self.state_dict() if state_dict is None else state_dict)
-        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
-        config.update(changes)
         with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
-            opened = type(self)(config)
+            opened = type(self)(copy.deepcopy(self.config))
         modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
         differences = []
         for name, module in opened.named_modules(remove_duplicate=False):
@@ -376,8 +369,6 @@ class TransformerPreTrainedModel(PreTrainedModel):
             # a class that FSDP or transformers has put around it has the same forward inside
             if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
-                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
         names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
         sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
         differences += [
@@ -385,16 +376,15 @@ class TransformerPreTrainedModel(PreTrainedModel):
             for name in names
             if sizes.get(name) != wanted.get(name)
         ]
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and not is_same(weights[source], weights.pop(target)):
+                differences.append(f"{target} is not {source}, to which it is tied")
         if differences:
             raise ValueError(
                 f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
                 f"{len(differences)} places: {'; '.join(differences[:3])}"
             )
-        self.config.update(changes)
         self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
-        for target, source in opened.all_tied_weights_keys.items():
-            if source in weights and target in weights and is_same(weights[source], weights[target]):
-                del weights[target]
         for name, tensor in weights.items():  # what else is shared opens as weights of their own
             if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
                 weights[name] = tensor.clone()
@@ -456,7 +446,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         if not layers:
             return []
         config = self._attentions[site]
-        is_divided = config.normalizer == "sum" or config.learned_length_exponent
+        is_divided = config.has_late_statistics
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return [SiteRows(layers, mask.key_counts, mask.query_mask, *numbers)]
 
@@ -676,44 +666,13 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
-        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
-        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
-        if decoder is not None and self.config.tying != "all":
-            parts = [self.get_input_embeddings(), decoder.embed_tokens]
-            if head is not None and self.config.tying == "none":
-                parts.append(head)
-            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
-                if any(part.weight is other.weight for other in parts[:count]):
-                    part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
+        """Resize the vocabulary that source and target share."""
+        if self.config.tying != "all":  # transformers would give the output layer the source's size
+            raise ValueError(f"resize_token_embeddings needs tying 'all', but it is {self.config.tying!r}")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
+        if self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
-        if decoder is not None and self.config.tying != "all":
-            size = self.config.target_vocab_size
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
-            if head is not None and (self.config.tying == "none" or size != self.config.vocab_size):
-                self.set_output_embeddings(self._get_resized_lm_head(head, size))
-            self.tie_weights()
         return embeddings
-
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        endings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-        source, target, head = (
-            next((weights[name] for name in weights if name.endswith(ending)), None) for ending in endings
-        )
-        config, fields = self.config, {}
-        if source is not None and target is not None:
-            fields["vocab_size"] = len(source)
-            if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
-                fields["decoder_vocab_size"] = len(target)
-        if not is_same(target, head):
-            fields["tying"] = "none"
-        elif config.tying == "all" and not is_same(source, target):
-            fields["tying"] = "decoder"
-        if "lm_head.bias" in weights:
-            fields["output_bias"] = True
-        return fields
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -817,21 +776,15 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
-        position_ids: Tensor | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing.
-
-        Rows are packed with several texts where `position_ids` [batch or 1, length] begin anew.
-        """
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
-        self.check_length(length if position_ids is None else int(position_ids.max()) + 1)
+        self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        if position_ids is not None:
-            mask = mask.of_texts(position_ids)
         mask = replace(mask, query_mask=mask.key_padding_mask)
         options = self.attention_options(mask, output_attentions, output_null_rate)
-        positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
+        positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
         site_rows = self.site_rows(rows, mask, "encoder")

@@ -94,11 +94,10 @@ def display_name(name: str) -> str:
 
 def preset_name(config: Any) -> str:
     """The attention of a model by its preset, or by its activation if it has no name; site by site if they differ."""
-    sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
-    attentions = {site: config.attention_for(site) for site in sites}
+    attentions = {site: config.attention_for(site) for site in config.sites}
     names = {site: attention.preset_name or attention.activation for site, attention in attentions.items()}
     if len(set(names.values())) == 1:
-        return names[sites[0]]
+        return names[config.sites[0]]
     return ", ".join(f"{site} {name}" for site, name in names.items())
 
 

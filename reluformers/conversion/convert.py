@@ -151,10 +151,9 @@ def exchanged_config(
     if preset is None:
         return config_class(**{**fields, **config_fields})
     before = make("softmax", **fields)
-    all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
     for site in sites or ():
-        check_name(site, all_sites, "site")
-    kept = [site for site in all_sites if sites is not None and site not in sites]
+        check_name(site, before.sites, "site")
+    kept = [site for site in before.sites if sites is not None and site not in sites]
     belongs = ("attention", *_OF_AN_ATTENTION)
     fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
     fields |= {f"{site}_attention": before.attention_for(site) for site in kept}

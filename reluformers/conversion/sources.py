@@ -165,8 +165,7 @@ def target_of(config: TransformerConfig) -> Source:
         if source.is_seq2seq == hasattr(config, "d_model")
     }
     nearest = min(other, key=lambda name: len(other[name]))
-    used = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
-    wrong = [f"{site}_attention" for site in used if config.attention_for(site).preset_name != "softmax"]
+    wrong = [f"{site}_attention" for site in config.sites if config.attention_for(site).preset_name != "softmax"]
     wrong += other[nearest]
     if _activation_name(config) is None:
         wrong.append("activation_function")

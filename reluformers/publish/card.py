@@ -306,9 +306,8 @@ def known_licence(folder: str | Path) -> str:
 
 def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """Title, source and formula of each site, or of all where they are alike."""
-    sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
     described = []
-    for site in sites:
+    for site in config.sites:
         attention = config.attention_for(site)
         source = attention_source(attention, config)
         heads = config.decoder_attention_heads if site in ("decoder", "cross") else config.num_attention_heads

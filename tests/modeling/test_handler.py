@@ -132,11 +132,11 @@ def error_of(handler, body) -> str:
 
 BAD_TEXTS = [
     *((body, "the body must be an object") for body in (None, "old dog", {}, {"inputs": "old dog", "parameter": {}})),
-    ({"inputs": None}, "text 1 must be a string that is not empty, got None"),
+    ({"inputs": None}, "the text must be a string that is not empty, got None"),
     ({"inputs": "a \ud800"}, "surrogates not allowed"),
     ({"inputs": []}, "inputs must be 1 to 32, got 0"),
     ({"inputs": ["dog"] * 33}, "inputs must be 1 to 32, got 33"),
-    ({"inputs": ["dog", " "]}, "text 2 must be a string that is not empty"),
+    ({"inputs": ["dog", " "]}, "the text must be a string that is not empty"),
     ({"inputs": "x" * 10_001}, "a text may have 10000 characters at most"),
     ({"inputs": "red dog " * 40, "parameters": {"truncation": False}}, "but the model takes 32"),
 ]

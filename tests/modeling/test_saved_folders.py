@@ -1,4 +1,4 @@
-"""What `save_pretrained` writes computes what the model did, whatever was done to its embeddings and its head."""
+"""What `save_pretrained` writes computes what the model did, or nothing is written."""
 
 import copy
 import random
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
 
-from builders.models import TINY, TINY_VISION, build_model, draw_pairs, logits_of
+from builders.models import TINY, build_model, draw_pairs
 from reluformers.families import FAMILIES
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.normalization import UnitLinear
@@ -105,6 +105,8 @@ STEPS = [
     partial(adapt, target_modules=["embed_tokens"]),
     partial(adapt, target_modules=["q_proj"], modules_to_save=["lm_head"]),
 ]
+# what a configuration says, and what changes no number
+ALWAYS_SAVED = {tie_head, cut_ties_by_name, to_bf16}
 
 
 def logits(model) -> torch.Tensor:
@@ -152,19 +154,22 @@ def without_code(monkeypatch):
 @pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_a_folder_computes_what_the_model_did(number, many, tmp_path):
+def test_a_folder_computes_what_the_model_did_or_is_refused(number, many, tmp_path):
     draw = random.Random(number)
     walks = [[tie_head, grow], [STEPS[number % len(STEPS)]], draw.choices(STEPS, k=3)]
     if many:
         walks = [[step] for step in STEPS] + [draw.choices(STEPS, k=draw.randint(2, 6)) for _ in range(15)]
     form, norm = CASES[number]
     model = build_model("rela-g", **form, embedding_norm=norm, position_embedding_type="learned", **FEW_LAYERS)
+    always_saved = ALWAYS_SAVED | ({grow} if model.config.tying == "all" else set())
     for count, steps in enumerate(walks):
         try:
             walk(copy.deepcopy(model), steps, tmp_path / str(count))
         except Exception as error:
-            error.add_note(f"{form}, {norm}, after {steps}")
-            raise
+            is_refused = re.search("would not open again|needs tying 'all'", str(error))
+            if set(steps) <= always_saved or not is_refused:
+                error.add_note(f"{form}, {norm}, after {steps}")
+                raise
 
 
 SPOILED = {
@@ -192,13 +197,11 @@ def test_what_no_configuration_builds_is_not_saved(named, tmp_path):
 
 
 def test_parts_of_a_model_are_saved_alone(tmp_path):
-    model = build_model("softmax")
-    untie_decoder(model)
+    model = build_model("softmax", tying="none")
     for part in (model.model, model.get_encoder(), model.get_decoder()):
         opened = save_and_open(part, tmp_path / type(part).__name__)
         for name, weight in part.state_dict().items():
             assert torch.equal(opened.state_dict()[name], weight), name
-    assert model.config.tying == "decoder"  # which says nothing wrong of the parts
 
 
 def test_a_model_that_is_not_replaced_keeps_its_ties_and_its_random_numbers(tmp_path):
@@ -239,17 +242,6 @@ def test_weights_that_layers_share_by_hand_are_saved(tmp_path):
     second.mlp.fc1.weight = first.mlp.fc1.weight
     before = logits(model)
     torch.testing.assert_close(logits(save_and_open(model, tmp_path)), before)
-
-
-@pytest.mark.parametrize(("rows", "bias"), [(3, True), (9, False)])
-def test_a_classifier_of_other_classes_is_saved(rows, bias, tmp_path):
-    names = ["cat", "dog", "horse", "owl", "rat"]
-    model = build_model("relu-vit", "vision", id2label=dict(enumerate(names)))
-    model.classifier = nn.Linear(TINY_VISION["hidden_size"], rows, bias=bias)
-    before = logits_of(model, labels=None)
-    opened = save_and_open(model, tmp_path)
-    torch.testing.assert_close(logits_of(opened, labels=None), before)
-    assert list(opened.config.label2id.items()) == [(f"LABEL_{row}", row) for row in range(rows)]
 
 
 def test_adapters_are_saved_as_transformers_does_it(tmp_path):
