@@ -136,13 +136,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         raise ValueError(f"{folder} belongs to a {described}, but this is a {type(model).__name__} of {len(own)}")
     weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
-    own = {name: part for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
-    shapes, wanted = ({name: part.shape for name, part in parts.items()} for parts in (weights, own))
-    if shapes != wanted:  # nothing but these is loaded, and all of them
-        restore_attention(model)
-        names = sorted(name for name in {**shapes, **wanted} if shapes.get(name) != wanted.get(name))
-        raise ValueError(f"{folder} does not fit the model: {', '.join(names[:3])}")
-    model.load_state_dict(weights, strict=False)
+    model.load_state_dict({**model.state_dict(), **weights})  # which refuses other names and shapes
     return model
 
 

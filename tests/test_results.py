@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from builders.finished_runs import attention_statistics
-from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.attention_report import AttentionReport
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData, checksum
 

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.plotting import check_picture_path, plot_training_curves
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
 from reluformers.files import read_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
-from transformers.utils import cached_file, has_file, logging
+from transformers.utils import cached_file, has_file
 
 from reluformers.saved_models import check_weights, read_index
 
@@ -54,19 +54,9 @@ def load_renamed(
         ValueError: a weight is missing, has no place or another shape.
     """
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is missing is reported below, in one line, or meant to be
-    try:
-        model, info = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    model, info = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
     info["missing_keys"] = [name for name in info["missing_keys"] if not re.match(may_miss, name)]
     if unexpected := sorted(info["unexpected_keys"]):
         raise ValueError(f"{place}: has the weight {unexpected[0]}, for which there is no place")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from reluformers.configuration.field_checks import check_choice
 from reluformers.files import atomic_write
 
-from .attention_statistics import SITE_NAMES, AttentionReport
+from .attention_report import SITE_NAMES, AttentionReport
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; without yellow, which is faint on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -12,7 +12,7 @@ from typing import Any
 from reluformers.data.names import source_name
 from reluformers.files import read_json, write_json
 
-from .attention_statistics import MISSING, AttentionReport
+from .attention_report import MISSING, AttentionReport
 from .circumstances import Circumstances
 
 EVALUATION_FILE = "evaluation.json"
@@ -166,6 +166,29 @@ class Evaluation:
     def load(cls, path: str | Path) -> "Evaluation":
         """Read a record; raises a `ValueError` that names it where it is missing or no JSON."""
         return cls.from_dict(read_json(path))
+
+
+@dataclass(frozen=True)
+class Example:
+    """An input of the model and its answer.
+
+    Args:
+        input: a text, or the name of a picture beside the card.
+        output: the translation, or `[{"label": …, "score": …}, …]`, most likely first.
+        title: what the example is called.
+        reference: what a person or the data say to the input, if that is known.
+    """
+
+    input: str
+    output: Any
+    title: str
+    reference: str | None = None
+
+    def widget(self) -> dict[str, Any]:
+        """The example as the metadata of a card hold it."""
+        if isinstance(self.output, str):
+            return {"text": self.input, "example_title": self.title, "output": {"text": self.output}}
+        return {"src": self.input, "example_title": self.title, "output": self.output}
 
 
 class Checksum:

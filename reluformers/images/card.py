@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 from transformers import PreTrainedConfig, pipeline
 
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.results import Example
 from reluformers.files import atomic_write
 
 from .loading import class_names, load_image_split

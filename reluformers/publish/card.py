@@ -16,10 +16,9 @@ from transformers import PreTrainedConfig
 
 from reluformers.conversion.convert import card_metadata
 from reluformers.data.names import is_hub_id, source_name
-from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.attention_report import MISSING, SITE_NAMES
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
-from reluformers.evaluation.results import METRICS, Evaluation
+from reluformers.evaluation.results import METRICS, Evaluation, Example
 from reluformers.files import read_json, write_text
 from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula

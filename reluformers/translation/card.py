@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.results import Example
 
 from .decoding import load_translation_model, saved_search, translate
 from .tokenization import TARGET_FOLDER

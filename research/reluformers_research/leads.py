@@ -8,7 +8,7 @@ from statistics import fmean
 import yaml
 from matplotlib.figure import Figure
 
-from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.plotting import clear_frame, save_figure
 from reluformers.evaluation.results import METRICS, markdown_table
 

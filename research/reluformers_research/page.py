@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.results import listed, markdown_table
 
 from .report import HOLDS, NO_LEAD, OPEN, TableReport, Verdict

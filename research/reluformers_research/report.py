@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.results import METRICS, listed, markdown_table
 
 from .evidence import LEVEL, Evidence, machine_of

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from builders.finished_runs import image_run, recipe, translation_evaluation, translation_run
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.results import Example
 from reluformers.images import card as image_card
 from reluformers.publish import card
 from reluformers.publish.card import write_card

@@ -10,7 +10,7 @@ from builders.commands import run_command
 from builders.finished_runs import image_run, translation_evaluation, translation_run, write_run
 from builders.saved_models import save_translator
 from reluformers import seq2seq_config
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.results import Example
 from reluformers.images import card as image_card
 from reluformers.publish.card import write_card
 from reluformers.translation import card as translation_card

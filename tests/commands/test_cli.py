@@ -1,7 +1,6 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -30,38 +29,21 @@ def test_settings_are_fields_of_the_task(capsys, tmp_path, setting):
     assert "batch_size" in refusal_of(capsys, "evaluate", folder, "--data", "x", *languages, "--batch_size", 2)
 
 
-RUN = "from reluformers.errors import run_main; run_main(lambda: {})"
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize(
-    ("lines", "program"),
-    [
-        (0, RUN.format("print('line')")),
-        (1, RUN.format("print('line\\n' * 10**6)")),
-        (0, RUN.format("(print('line'), exit(1))")),
-        (0, "from reluformers_cli import main; main(['average', '--help'])"),
-    ],
-    ids=["few", "many", "failed", "help"],
-)
-def test_a_reader_may_leave(lines, program, unbuffered):
+@pytest.mark.parametrize(("lines", "text"), [(0, "'line'"), (1, "'line\\n' * 10**6")], ids=["few", "many"])
+def test_a_reader_may_leave(lines, text):
     """As `head` does: before the first line, which may still be in the buffer when the command ends, or after it."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-    )
+    program = f"from reluformers.errors import run_main; run_main(lambda: print({text}))"
+    command = [sys.executable, "-c", program]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(lines):
         assert child.stdout.readline() == "line\n"
     child.stdout.close()
     assert child.stderr.read() == ""
-    assert child.wait() in (0, 141)  # argparse passes over it
+    assert child.wait() == 141
 
 
 ROWS = [{"source": "a man", "target": "ein Mann"}] * 3
-NAMES = ["a[1:2]", "100%s", "#1 what?", "*", "-dash", "~x", "a::b", "$HOME", "new\nline"]
+NAMES = ["a[1:2]", "100%s", "#1 *", "-dash", "a::$HOME"]
 
 
 def write_rows(path):

@@ -115,6 +115,8 @@ def test_a_model_of_the_hub_is_checked_by_its_id(folder, hub, unchecked, capsys,
 
 
 SETTINGS = {
+    "config.json": {"auto_map": {"AutoModel": "evil/code--modeling_seq2seq.ReLUFormerModel"}},
+    "modeling_seq2seq.py": None,
     "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}},
     "preprocessor_config.json": {"auto_map": {"AutoImageProcessor": "evil.Evil"}},
     "processor_config.json": {"image_processor": {"auto_map": {"AutoImageProcessor": "evil.Evil"}}},
@@ -127,9 +129,12 @@ SETTINGS = {
 def test_whatever_brings_code_is_named_and_not_run(folder, capsys, monkeypatch, name):
     monkeypatch.setattr(check, "answer_in_clean_process", lambda *arguments: pytest.fail("its code was run"))
     (folder / name).parent.mkdir(exist_ok=True)
-    before = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
-    (folder / name).write_text(json.dumps(before | SETTINGS[name]))
-    assert name in refusal_of(capsys, "check", folder)
+    before = (folder / name).read_text() if (folder / name).is_file() else "{}"
+    text = f"{before}\n# tampered\n" if SETTINGS[name] is None else json.dumps(json.loads(before) | SETTINGS[name])
+    (folder / name).write_text(text)
+    line = refusal_of(capsys, "check", folder)
+    assert name in line
+    assert "attention.py" not in line
 
 
 def test_weights_that_are_not_finite_are_no_fault_of_the_code(folder, capsys):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from reluformers.data.batches import IGNORED_LABEL
-from reluformers.evaluation.cross_attention import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
+from reluformers.evaluation.alignments import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
 
 
 class PairScore(NamedTuple):

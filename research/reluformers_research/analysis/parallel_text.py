@@ -11,7 +11,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from reluformers.evaluation.cross_attention import MAX_TOKENS
+from reluformers.evaluation.alignments import MAX_TOKENS
 from reluformers.files import atomic_write, check_text, iterate_lines
 from reluformers.translation.rows import read_rows
 

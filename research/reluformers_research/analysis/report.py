@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES
+from reluformers.evaluation.attention_report import MISSING, SITE_NAMES
 from reluformers.evaluation.plotting import clear_frame, line_style, save_figure
 from reluformers.evaluation.results import markdown_table
 

@@ -10,8 +10,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 
 from builders.models import build_marian
 from reluformers import seq2seq_config, vision_config
-from reluformers.evaluation.attention_report import attention_report
-from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.attention_report import AttentionReport, attention_report
 
 
 def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> dict[str, float]:

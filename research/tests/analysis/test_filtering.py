@@ -11,7 +11,7 @@ from torch.nn import functional
 from builders.commands import run_command
 from builders.models import build_model
 from builders.saved_models import TEXTS, save_translator
-from reluformers.evaluation import cross_attention
+from reluformers.evaluation import alignments
 from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.rows import read_rows
 from reluformers.translation.tokenization import train_tokenizer
@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_naive_count(model, tokenizer):
 
 def test_memory_is_bounded_by_a_block(model, tokenizer, monkeypatch):
     """Read no more of an endless text than the block that the answer needs."""
-    monkeypatch.setattr(cross_attention, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(alignments, "BLOCK_ROWS", 4)
     read = []
     endless = (read.append(number) or ("dogs", "Two") for number in count())
     scores = list(islice(score_pairs(model, (tokenizer, tokenizer), endless), 6))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
+from reluformers.evaluation.attention_report import AttentionReport, AttentionStatistics
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers_research.causal.scoring import UNITS
