@@ -44,12 +44,15 @@ MARK = ".reluformers"  # in every folder that a command has written, and may rep
 
 
 @contextmanager
-def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_directory(path: str | os.PathLike, *sources: str | os.PathLike, overwrite: bool = False) -> Iterator[Path]:
     """Fill a folder so that others see the old one or the whole new one, never a part.
 
     Args:
         path: The folder to make; missing parent folders are made, a symbolic link is followed.
-        overwrite: Replace a folder that already holds something, if this function has written it.
+        sources: Folders that are read for it, and must not be lost; what is no folder, such as a Hub id, counts for
+            nothing.
+        overwrite: Replace a folder that already holds something, if this function has written it and neither a source
+            nor a checkpoint lies in it.
 
     Yields:
         An empty folder beside it, which the caller fills; it takes the place of `path` at the end and is removed if
@@ -61,7 +64,10 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
     """
     target = Path(os.path.realpath(path))
     names = os.listdir(target) if target.exists() else []
-    if names and (not overwrite or ".git" in names or MARK not in names):
+    # a source may be a link
+    read = [place for one in map(Path, sources) for place in (one.parent.resolve() / one.name, one.resolve())]
+    kept = [*target.rglob("trainer_state.json"), *(one for one in read if one.exists() and one.is_relative_to(target))]
+    if names and (not overwrite or kept or ".git" in names or MARK not in names):
         raise ValueError(f"{path}: is not empty; choose another folder, or, if a command wrote it, give --overwrite")
     temporary = _beside(target)
     temporary.mkdir()
@@ -100,25 +106,6 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # the last is that of brackets without end
         raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
-
-
-def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike) -> None:
-    """Refuse a folder whose replacing would remove what is read for it, or a checkpoint.
-
-    Args:
-        folder: The folder to write.
-        sources: Folders that are read; what is no folder here, such as a Hub id, is passed over.
-
-    Raises:
-        ValueError: If it is or holds one of `sources`, or a checkpoint.
-    """
-    target = Path(folder).resolve()
-    # a run may keep a checkpoint as a link
-    read = [place for one in map(Path, sources) for place in (one.parent.resolve() / one.name, one.resolve())]
-    held = [place for place in read if place.exists() and place.is_relative_to(target)]
-    held += [state.parent for state in target.rglob("trainer_state.json")]
-    if held:
-        raise ValueError(f"{folder}: is or holds {held[0]}, which would be lost; choose another folder")
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:

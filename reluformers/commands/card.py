@@ -4,8 +4,9 @@ Example:
     reluformers card runs/reluformer --repo_id ORG/multi30k-en-de --dataset bentrevett/multi30k \
         --baseline runs/softmax/evaluation.json --example "Two dogs run along the beach." licence=mit
 
-NAME=VALUE sets evaluation (a file of results, instead of FOLDER/evaluation.json), licence, hardware, data_name,
-data_domain or data_terms. The last three say in words what the training data are called, their subject, their licence.
+NAME=VALUE sets evaluation (a file of results, instead of FOLDER/evaluation.json), licence, hardware, base_model (that
+was tuned), notes (a list of sentences about the results), data_name, data_domain or data_terms. The last three say in
+words what the training data are called, their subject, their licence.
 """
 
 import argparse
@@ -32,10 +33,10 @@ def add_card_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options that choose what a card shows."""
     parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="more fields, see `card --help`")
     parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
-    parser.add_argument("--base_model", metavar="ORG/NAME", help="model that was tuned, if the folder names none")
     parser.add_argument("--dataset", help="Hub id of the data set of training and test")
-    for name, what in (("example", "text or image file to show"), ("note", "sentence about the results")):
-        parser.add_argument(f"--{name}", action="append", default=[], dest=f"{name}s", help=f"{what}; may be repeated")
+    parser.add_argument(
+        "--example", action="append", default=[], dest="examples", help="text or image file to show; may be repeated"
+    )
     parser.add_argument(
         "--no_held_out",
         dest="held_out",
@@ -46,7 +47,7 @@ def add_card_arguments(parser: argparse._ActionsContainer) -> None:
 
 def card_options(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of `CardOptions` that are given."""
-    names = ("baseline", "base_model", "dataset", "examples", "notes", "held_out")
+    names = ("baseline", "dataset", "examples", "held_out")
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, [], True)}
     return given | check_fields("card", read_fields(options.settings, "NAME=VALUE"), CardOptions)
 

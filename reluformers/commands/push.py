@@ -23,22 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="folder of a saved model")
     parser.add_argument("repo_id", metavar="ORG/NAME", help="repository on the Hub; `push` makes it if there is none")
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
-    parser.add_argument("--yes", action="store_true", help="do not ask before uploading")
     parser.add_argument("--revision", help="tag of the release; without it, README.md's or the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="also push a demo, as the Space ORG/NAME-demo")
     parser.add_argument("--trust_code", action="store_true", help="run and push code that the library would not write")
     add_card_arguments(parser.add_argument_group("options of the card, if FOLDER has none"))
 
 
-def ask(line: str, is_agreed: bool) -> bool:
+def ask(line: str) -> bool:
     """Say who will see a release and, on a terminal, ask whether to go on."""
     print(line, flush=True)
-    if is_agreed or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    try:
-        return input("Push? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+    return input("Push? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -51,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
         revision=options.revision,
         trust_code=options.trust_code,
         report=print,
-        confirm=lambda line: ask(line, options.yes),
+        confirm=ask,
         space=f"{options.repo_id}-demo" if options.space else None,
         **card_options(options),
     )

@@ -29,7 +29,7 @@ from reluformers.data.checked_fields import check_name
 from reluformers.errors import describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
-from reluformers.files import atomic_directory, check_output_folder
+from reluformers.files import atomic_directory
 from reluformers.saved_models import check_weights, load_config
 
 from .sources import SOURCES, config_back, fields_of, target_of
@@ -178,7 +178,6 @@ def convert(
         overwrite: whether to replace a folder that is there.
         given: fields of our configuration that hold whatever the source says.
     """
-    check_output_folder(folder, source)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)
     for name in given:  # a preset takes names that are no fields
@@ -206,14 +205,13 @@ def exchange(
         overwrite: whether to replace a folder that is there.
     """
     place = str(source)
-    check_output_folder(folder, source)
     model_class = getattr(transformers, load_config(place).architectures[0])
     model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
     check_weights(place, info)
     exchange_attention(model, preset, sites)
     if not adapter:
         return write_model(model, Opened(place, model_class, {}, {}), folder, overwrite)
-    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, place, overwrite=overwrite) as unfinished:
         save_adapter(model, unfinished)
     return model
 
@@ -221,7 +219,6 @@ def exchange(
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
     """Write one of our softmax models as the model of transformers that computes the same, if there is one."""
     place = str(source)
-    check_output_folder(folder, place)
     config = load_config(place)
     target = target_of(config)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
@@ -235,7 +232,7 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
 
 def write_model(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite: bool) -> PreTrainedModel:
     """Save a model with its processor and a card that names the source, whole or not at all."""
-    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, opened.place, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
         if (processor := open_processor(opened)) is not None:
             processor.save_pretrained(unfinished)

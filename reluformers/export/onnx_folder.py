@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from reluformers.app.models import describe_training, find_examples
 from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
-from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
+from reluformers.files import atomic_directory, write_json, write_text
 from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.onnx.graphs import operators
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
@@ -59,14 +59,13 @@ def export_onnx(
         ValueError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
             float32 give other logits than the model.
     """
-    check_output_folder(folder, model)
     task = task_of_model_type(load_config(model).model_type)
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
     rows = scorer.load() if data else None  # before the graphs, which take long
     source = load_model(task.auto_class, model, dtype=torch.float32, attn_implementation="eager")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
-    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, model, overwrite=overwrite) as unfinished:
         stock_config(source.config).save_pretrained(unfinished)
         exporter.save_companions(model, unfinished)
         if source.can_generate():

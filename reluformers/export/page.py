@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
+from reluformers.files import atomic_directory, read_json, write_json
 from reluformers.modeling.handler_images import open_input
 from reluformers.modeling.image_input import check_bounds
 from reluformers.onnx import FOLDER, SUFFIXES
@@ -102,8 +102,7 @@ def export_page(
         ValueError, OSError: a model cannot be exported or shown, two have one name, or a file of the runtime is not
             the pinned one.
     """
-    check_output_folder(folder, *models)
-    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, *models, overwrite=overwrite) as unfinished:
         for path in SITE.iterdir():
             shutil.copyfile(path, unfinished / path.name)
         entries = [_add_model(model, unfinished, precision) for model in models]

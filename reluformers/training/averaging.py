@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from reluformers.files import atomic_directory, check_output_folder
+from reluformers.files import atomic_directory
 from reluformers.saved_models import check_is_one_model, read_index
 
 from .checkpoints import TRAINING_FILES, check_finite, check_model, checkpoints_of
@@ -34,13 +34,11 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     """Write a checkpoint with the `mean_weights` of several.
 
     Every file that is not weights or training state (config, code, tokenizer, generation config) comes from the last
-    checkpoint, so that `output` opens like any checkpoint; it appears complete or not at all. It may not be, hold or
-    lie in one of them.
+    checkpoint, so that `output` opens like any checkpoint; it appears complete or not at all.
     """
     folders, output = [Path(folder) for folder in folders], Path(output)
-    check_output_folder(output, *folders)
     means = mean_weights(folders)
-    with atomic_directory(output, overwrite=overwrite) as temporary:
+    with atomic_directory(output, *folders, overwrite=overwrite) as temporary:
         shutil.copytree(folders[-1], temporary, ignore=_LEFT_BEHIND, dirs_exist_ok=True)
         save_torch_state_dict(means, temporary)
     return output

@@ -27,6 +27,7 @@ from transformers import (
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion.convert import convert, convert_back, origin
 from reluformers.conversion.sources import ACTIVATIONS
+from reluformers.files import MARK
 
 SEQ2SEQ = {
     "marian": (MarianConfig, MarianMTModel),
@@ -267,16 +268,18 @@ def test_what_others_cannot_compute_does_not_go_back(config, named, tmp_path):
         convert_back(tmp_path, tmp_path / "back")
 
 
-@pytest.mark.parametrize("turn", [convert, convert_back])
-def test_neither_source_nor_checkpoint_is_lost(turn, tmp_path):
+def test_neither_source_nor_checkpoint_is_lost(tmp_path):
     """`--overwrite` is meant for an older result."""
-    run = tmp_path / "run"
-    vision_config("softmax", "Ti/4", num_hidden_layers=1).save_pretrained(run)
-    vision_config("softmax", "Ti/4", num_hidden_layers=1).save_pretrained(run / "checkpoint-3")
-    (run / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    run = tmp_path / "results" / "run"
+    random_vision("vit", 0).save_pretrained(run)
+    training = tmp_path / "other" / "checkpoint-3"
+    training.mkdir(parents=True)
+    (training / "trainer_state.json").touch()
+    for folder in (run, run.parent, training.parent):
+        (folder / MARK).touch()
     (tmp_path / "link").symlink_to(run)
     before = sorted(tmp_path.rglob("*"))
-    for folder in (run, tmp_path, tmp_path / "link", run / "checkpoint-3"):
+    for folder in (run, run.parent, tmp_path / "link", training.parent):
         with pytest.raises(ValueError, match="choose another folder"):
-            turn(run, folder, overwrite=True)
+            convert(run, folder, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before

@@ -87,12 +87,6 @@ def test_a_foreign_record_names_no_other_files(tmp_path, fields):
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_two_models_of_one_name_do_not_mix(tmp_path):
-    folders = [exported(tmp_path / name / "onnx") for name in "ab"]
-    with pytest.raises(FileExistsError):
-        export_page(folders, tmp_path / "page")
-
-
 def test_a_linked_file_is_not_copied(tmp_path):
     folder = exported(tmp_path / "onnx")
     (tmp_path / "secret").write_text("mine")

@@ -78,11 +78,11 @@ def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchec
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize(("answer", "is_agreed"), [("y\n", False), ("\n", False), ("", False), ("", True)])
-def test_a_terminal_is_asked(monkeypatch, is_terminal, answer, is_agreed):
+@pytest.mark.parametrize("answer", ["y\n", "\n"])
+def test_a_terminal_is_asked(monkeypatch, is_terminal, answer):
     for name, text in (("stdin", answer), ("stdout", "")):
         stream = io.StringIO(text)
         stream.isatty = lambda: is_terminal
         monkeypatch.setattr(f"sys.{name}", stream)
-    assert ask("ORG/NAME: will be public", is_agreed) is (answer == "y\n" or is_agreed or not is_terminal)
+    assert ask("ORG/NAME: will be public") is (answer == "y\n" or not is_terminal)
     assert "ORG/NAME" in stream.getvalue()
