@@ -5,8 +5,9 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,24 +55,52 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
             )
 
 
-def read_splits(data: Any, needed: set[str], load: Callable[[str, Any, str], Dataset]) -> dict[str, Dataset]:
-    """Read every split that the data section of a recipe names, none of which may share rows with `train`.
+@dataclass
+class DataSection:
+    """Where the rows of a training run are.
 
     Args:
-        data: the section.
-        needed: splits that it has to name.
-        load: of a split's name, where it lies, and what it is called there.
+        path: Hub id of a data set, folder or file; None if the three splits are files or folders.
+        name: configuration of the data set on the Hub.
+        revision: branch, tag or commit on the Hub.
+        train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`. Without it a
+            file, a list of files, or for images a folder with one folder for each class, for translation a mapping
+            with `source` and `target` for parallel text. Training evaluates on `validation`, and at its end scores
+            the model on `test`, which chooses nothing and may stay None.
     """
-    sources = data.sources()
-    if missing := needed - sources.keys():
-        raise ValueError(f"data.{min(missing)} is not given: name files, or a data.path with such a split")
-    check_apart(data.path, sources)
-    location = {name: getattr(data, name) for name in ("path", "name", "revision")}
-    splits = {}
-    for name, source in sources.items():
-        with naming(f"data.{name}"):
-            splits[name] = load(name, *(({name: source}, name) if data.path is None else (location, source)))
-    return splits
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str | list[str] | dict[str, str] | None = None
+    validation: str | list[str] | dict[str, str] | None = None
+    test: str | list[str] | dict[str, str] | None = None
+
+    needed: ClassVar[tuple[str, ...]] = (
+        "train",
+    )  # splits; a `path` has them by these names, unless it is told others
+
+    def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
+        """Where each split is that the recipe names."""
+        usual = {} if self.path is None else {name: name for name in self.needed}
+        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        return usual | {name: source for name, source in given.items() if source is not None}
+
+    def read(self, load: Callable[[str, Any, str], Any]) -> dict[str, Any]:
+        """Read every split that is named, none of which may share rows with `train`.
+
+        `load` takes a split's name, where it lies, and what it is called there.
+        """
+        sources = self.sources()
+        if missing := {*self.needed} - sources.keys():
+            raise ValueError(f"data.{min(missing)} is not given: name files, or a data.path with such a split")
+        check_apart(self.path, sources)
+        location = {"path": self.path, "name": self.name, "revision": self.revision}
+        splits = {}
+        for name, source in sources.items():
+            with naming(f"data.{name}"):
+                splits[name] = load(name, *(({name: source}, name) if self.path is None else (location, source)))
+        return splits
 
 
 def _paths(source: Any) -> set[Path]:

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from datasets import ArrowBasedBuilder, BuilderConfig, DatasetInfo, Features, SplitGenerator
 from datasets.builder import Key
-from datasets.table import table_cast
 
 _ROWS = 10_000  # of a table
 
@@ -22,12 +21,12 @@ class TablesConfig(BuilderConfig):
     """What makes the rows.
 
     Args:
-        read: function that yields them as dicts, or tables of them.
+        read: function that yields them as dicts.
         options: of that function; a list in it has an element for each shard.
         features: of the rows.
     """
 
-    read: Callable[..., Iterator[dict[str, Any] | pa.Table]] | None = None
+    read: Callable[..., Iterator[dict[str, Any]]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     features: Features | None = None
 
@@ -46,6 +45,4 @@ class Tables(ArrowBasedBuilder):
     def _generate_tables(self, **options) -> Iterator[tuple[Key, pa.Table]]:
         rows, schema = iter(self.config.read(**options)), self.config.features.arrow_schema
         for number, first in enumerate(rows):
-            if not isinstance(first, pa.Table):
-                first = pa.Table.from_pylist([first, *islice(rows, _ROWS - 1)], schema=schema)
-            yield Key(0, number), table_cast(first, schema)
+            yield Key(0, number), pa.Table.from_pylist([first, *islice(rows, _ROWS - 1)], schema=schema)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformers.data.batches import PairCollator, length_batches
+from reluformers.data.batching import PairCollator, length_batches
 from reluformers.modeling.pipeline_translation import most_positions, split_text, sum_over_words
 
 from .observation import Observed, observing

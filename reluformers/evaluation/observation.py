@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reluformers.data.batches import IGNORED_LABEL
+from reluformers.data.batching import IGNORED_LABEL
 from reluformers.modeling.pipeline_translation import returning_weights
 
 # site → fields of a model's output that may hold its weights

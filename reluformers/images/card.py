@@ -33,12 +33,11 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
 
 def describe_shape(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
     """Rows of the card's training table on the sizes of the model."""
-    shape = (
-        f"{_size_text(config.image_size)} pixels, patches of {_size_text(config.patch_size)}, "
+    return {
+        "shape": f"{_size_text(config.image_size)} pixels, patches of {_size_text(config.patch_size)}, "
         f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
         f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
-    )
-    return {"shape": shape}
+    }
 
 
 def _size_text(size: int | Sequence[int]) -> str:

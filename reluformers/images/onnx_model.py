@@ -52,11 +52,7 @@ class OnnxClassifier(OnnxModel):
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, output_attentions: bool | None = None
     ) -> ImageClassifierOutput:
-        """Class logits, and with labels the loss of the model.
-
-        Raises:
-            ValueError: attentions are asked for that the graph was exported without.
-        """
+        """Class logits, and with labels the loss of the model; attentions if the graph was exported with them."""
         weights = self.attentions_of(self.session, "attentions") if output_attentions else []
         outputs = self.session({"pixel_values": pixel_values}, ["logits", *weights])
         logits = outputs["logits"]

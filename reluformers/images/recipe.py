@@ -4,8 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from reluformers.data.sources import DataSection
 from reluformers.families import vision_config
-from reluformers.training.recipe import DataSection, Recipe, TaskTrainingArguments
+from reluformers.training.recipe import Recipe, TaskTrainingArguments
 
 from .augmentation import Augmentation
 

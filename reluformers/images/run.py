@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Pr
 
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
-from reluformers.data.sources import naming, read_splits
+from reluformers.data.sources import naming
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.run import Run, open_run
@@ -89,7 +89,7 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
         names = names or class_names(images)  # of train, which comes first
         return images
 
-    return read_splits(data, {"train"}, load)
+    return data.read(load)
 
 
 def build_model(
@@ -143,8 +143,7 @@ def _score(run: Run, trainer: ImageTrainer, splits: dict[str, Dataset]) -> dict[
     scores: dict[str, Any] = {}
     for name, dataset in splits.items():
         metrics = trainer.evaluate(dataset, metric_key_prefix=name)
-        keys = [f"{name}_{metric}" for metric in trainer.classified.scores()]
-        scores |= {key: metrics[key] for key in keys}
+        scores |= {f"{name}_{metric}": metrics[f"{name}_{metric}"] for metric in trainer.classified.scores()}
         run.report(f"{name}: accuracy {scores[f'{name}_accuracy']:.2%}, loss {scores[f'{name}_loss']:.3f}")
     classes = list(trainer.model.config.id2label.values())
     if splits and run.is_first and len(classes) <= MOST_DRAWN_CLASSES:

@@ -187,8 +187,9 @@ class ImageScorer(Scorer):
         self.names = model_classes(self.model.config)
         columns = {"image_column": options.image_column, "label_column": options.label_column}
         dataset = load_image_split(options.source, options.split, classes=self.names, **columns)
-        loading = {"batch_size": options.batch_size, "num_workers": options.num_workers}
-        self.batches = image_batches(dataset, processor, **loading)
+        self.batches = image_batches(
+            dataset, processor, batch_size=options.batch_size, num_workers=options.num_workers
+        )
         self.data = ScoredData(options.split, options.data, options.data_config, rows=len(dataset), unit="images")
         return self.data
 

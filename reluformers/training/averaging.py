@@ -48,10 +48,7 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     """Average the weights of checkpoints: w = (1/k) Σ_i w_i.
 
     Sums are float32 (or wider, where the weights are), the result keeps the stored type. Integer and boolean tensors
-    come from the last checkpoint.
-
-    Args:
-        folders: checkpoints with `model.safetensors` (or its shards and index), oldest first; all finite.
+    come from the last checkpoint. All weights have to be finite.
 
     Source: Vaswani et al. 2017, §6.1 (last 5 checkpoints); ReLA's recipe averages the last 5 as well.
     """

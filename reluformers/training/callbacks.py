@@ -72,14 +72,11 @@ class TrainingMeter(TrainerCallback):
             self._sums[name] = self._sums.get(name, 0) + value
 
     def summary(self, add_up: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Log entries since the last summary, then start anew.
+        """Log entries since the last summary, then start anew: means over the batches that reported a statistic, and
+        `…_per_second` of all that is counted.
 
         Args:
-            add_up: adds a float32 tensor [n] over the processes. Every process must call it, and have seen the same
-                statistics.
-
-        Returns:
-            The statistics, as means over the batches that reported them, and `…_per_second` of all that is counted.
+            add_up: adds a float32 tensor [n] over the processes, each of which calls this with the same statistics.
         """
         if not self._sums:
             return {}
@@ -183,14 +180,12 @@ class WeightAverage(TrainerCallback):
             self._swap()
 
     def _swap(self) -> None:
-        if self.average.n_averaged:
-            for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
-                weight.data, average.data = average.data, weight.data
+        for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
+            weight.data, average.data = average.data, weight.data
 
     def replace_weights(self) -> None:
         """Give the model the average for good."""
-        if self.average.n_averaged:
-            self.model.load_state_dict(self.average.module.state_dict())
+        self.model.load_state_dict(self.average.module.state_dict())
 
     def save(self, folder: str | Path) -> None:
         """Write the average beside a checkpoint's other files."""

@@ -85,9 +85,7 @@ def complete_checkpoint(folder: Path, run: dict[str, Any]) -> None:
 def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[str, Any]:
     """Return the record of a checkpoint's run, if every file is as it was written; a ValueError names one that is not.
 
-    Args:
-        folder: `checkpoint-<step>`.
-        for_training: whether a run is to go on from it; without, what belongs to training alone is not looked at.
+    What belongs to training alone is looked at only `for_training`.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -119,7 +117,7 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: `step`, `run` (what `run_record` says), and `files` with size and SHA-256.
+    """The manifest of a checkpoint: `step`, `run` (the record of a `Run`), and `files` with size and SHA-256.
 
     A ValueError says that the checkpoint is not complete, or that the manifest is another checkpoint's.
     """

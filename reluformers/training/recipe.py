@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import is_in_notebook
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
-from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config, open_source
+from reluformers.conversion.convert import exchanged_config, open_source
 from reluformers.data.checked_fields import check_fields, check_mapping, check_name
 from reluformers.data.names import marked_as_local
 from reluformers.data.sources import naming
@@ -86,36 +86,6 @@ class TaskTrainingArguments(TrainingArguments):
         return [name for name, is_set in choices.items() if is_set]
 
 
-@dataclass
-class DataSection:
-    """Where the rows of a training run are.
-
-    Args:
-        path: Hub id of a data set, folder or file; None if the three splits are files or folders.
-        name: configuration of the data set on the Hub.
-        revision: branch, tag or commit on the Hub.
-        train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`. Without it a
-            file, a list of files, or for images a folder with one folder for each class, for translation a mapping
-            with `source` and `target` for parallel text. Training evaluates on `validation`, and at its end scores
-            the model on `test`, which chooses nothing and may stay None.
-    """
-
-    path: str | None = None
-    name: str | None = None
-    revision: str | None = None
-    train: str | list[str] | dict[str, str] | None = None
-    validation: str | list[str] | dict[str, str] | None = None
-    test: str | list[str] | dict[str, str] | None = None
-
-    usual_splits: ClassVar[tuple[str, ...]] = ("train",)  # of a `path`, which need not be named
-
-    def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
-        """Where each split is that the recipe names."""
-        usual = {} if self.path is None else {name: name for name in self.usual_splits}
-        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
-        return usual | {name: source for name, source in given.items() if source is not None}
-
-
 class Recipe:
     """What defines a training run; a task's recipe is a dataclass whose fields are the sections.
 
@@ -149,10 +119,7 @@ class Recipe:
             except (AttributeError, TypeError) as error:  # transformers looks a dtype up in torch
                 raise ValueError(f"model: {error}") from error
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
-        opened = open_source(self.start)
-        if (found := PIPELINE_TAGS[opened.auto_class]) != self.task:
-            raise ValueError(f"model.start is {self.start}, a model of {found}, but this is a recipe of {self.task}")
-        return exchanged_config(opened, values.get("preset"), values.get("sites"), **config_fields)
+        return exchanged_config(open_source(self.start), values.get("preset"), values.get("sites"), **config_fields)
 
     @property
     def start(self) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from .checkpoints import (
     set_aside_later,
     step_of,
 )
-from .recipe import Recipe, TaskTrainingArguments
+from .recipe import Recipe
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -61,39 +60,35 @@ class Run:
     """A training run that has its folder for itself; made by `open_run`, whose arguments it keeps.
 
     Its methods are called in the order in which they stand here, by every process; the first one writes and reports.
-
-    Attributes:
-        args: training arguments.
-        checkpoint: where the run goes on; None if it starts anew.
+    It goes on from `checkpoint`, if it has one.
     """
 
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
-        # accelerate starts one process on the CPU, whatever number it was told
-        if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-            raise ValueError("several processes on a CPU are started by torchrun, with ACCELERATE_USE_CPU=true")
         self.recipe, self.output_dir = recipe, Path(output_dir)
         self.args = recipe.training_arguments(output_dir)
         self.is_first = self.args.process_index == 0
         self.report = report if self.is_first else logger.debug
-        self.record = run_record(recipe, self.args)
+        # what the run trains with, as JSON has it; `data` comes to it when they are read
+        record = {
+            "recipe": recipe.to_dict(),
+            "processes": self.args.world_size,
+            "devices_per_process": max(self.args.n_gpu, 1),
+            "mixed_precision": self.args.mixed_precision,
+            "versions": {name: version(name) for name in _VERSIONS},
+        }
+        self.record = json.loads(json.dumps(record, default=str))
         self.checkpoint: Path | None = None
         if recipe.start is not None:
             check_model(recipe.start)
 
-    def check_same(self) -> None:
-        """Make sure that the run is that of the checkpoint, as far as its record is known by now."""
-        if self.checkpoint is not None:
-            earlier = read_manifest(self.checkpoint)["run"]
-            check_same_run(self.checkpoint, earlier, self.record, self.recipe.arguments_class)
-
     def begin(self, data: dict[str, dict[str, Any]]) -> None:
-        """Make sure that the data are those of the checkpoint, and draw the seed.
+        """Make sure that the run is that of the checkpoint, and draw the seed.
 
-        Args:
-            data: what tells training and validation rows from others: split → number of rows, checksums, names.
+        `data` tells training and validation rows from others: split → number of rows, checksums, names.
         """
         self.record["data"] = data
-        self.check_same()
+        if self.checkpoint is not None:
+            check_same_run(self.checkpoint, self.record, type(self.args))
         set_seed(self.args.seed)
 
     def train(self, trainer: TaskTrainer) -> None:
@@ -168,7 +163,6 @@ def open_run(
         # as the first process sees it
         found = [checkpoint_to_resume(run.output_dir, resume) if run.is_first else None]
         (run.checkpoint,) = broadcast_object_list(found)
-        run.check_same()
         yield run
 
 
@@ -183,27 +177,15 @@ def _load_average(trainer: TaskTrainer) -> None:
         model.load_state_dict(averaged.state_dict())
 
 
-def run_record(recipe: Recipe, args: TaskTrainingArguments) -> dict[str, Any]:
-    """What a run trains with, as JSON has it; `data` comes to it when they are read."""
-    record = {
-        "recipe": recipe.to_dict(),
-        "processes": args.world_size,
-        "devices_per_process": max(args.n_gpu, 1),
-        "mixed_precision": args.mixed_precision,
-        "versions": {name: version(name) for name in _VERSIONS},
-    }
-    return json.loads(json.dumps(record, default=str))
-
-
-def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any], owner: type) -> None:
+def check_same_run(checkpoint: Path, now: dict[str, Any], owner: type) -> None:
     """Refuse to go on with what would make another run of it; other versions of libraries are a warning.
 
     Args:
         checkpoint: where the run goes on.
-        before: its record.
         now: the record of this start; of its `data`, what both describe is compared.
         owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
     """
+    before = read_manifest(checkpoint)["run"]
     earlier, asked = _flat(before, now), _flat(now, before)
     for key in sorted(earlier.keys() | asked.keys()):
         section, _, name = key.partition(".")

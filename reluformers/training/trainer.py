@@ -126,11 +126,9 @@ class TaskTrainer(Trainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=rows)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | None = None, *args: Any, **options: Any) -> TrainOutput:
         """Train as `Trainer` does; a resumed average of the weights and a stream go on from the checkpoint's."""
-        self._resumed_from = resume_from_checkpoint or None
-        if resume_from_checkpoint is True:
-            self._resumed_from = get_last_checkpoint(self.args.output_dir)
+        self._resumed_from = resume_from_checkpoint
         if self.weight_average and self._resumed_from:
             self.weight_average.load(self._resumed_from)
         self.args.eval_on_start &= self._resumed_from is None  # transformers would evaluate again at each resume

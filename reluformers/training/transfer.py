@@ -118,11 +118,7 @@ class Transfer(TrainerCallback):
     """
 
     def __init__(
-        self,
-        options: TransferOptions,
-        model: PreTrainedModel,
-        original: PreTrainedModel,
-        accelerator: Accelerator,
+        self, options: TransferOptions, model: PreTrainedModel, original: PreTrainedModel, accelerator: Accelerator
     ):
         self.options, self.model, self.accelerator = options, model, accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
@@ -197,9 +193,7 @@ class Transfer(TrainerCallback):
             return outputs
         self._recording.close()
         theirs = {name: pair[1] for name, pair in self.recorded.items()}
-        asked = {
-            name: value for name, value in inputs.items() if name not in ("num_items_in_batch", "output_null_rate")
-        }
+        asked = {name: inputs[name] for name in inputs.keys() - {"num_items_in_batch", "output_null_rate"}}
         with torch.no_grad(), self.accelerator.autocast(), recording(theirs) as references:
             reference = self.original(*given, **asked)
         labels, logits = inputs["labels"], outputs.logits

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from reluformers.data.batches import length_batches, pad_rows
+from reluformers.data.batching import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
 from reluformers.saved_models import load_model, set_precision, to_accelerator
 

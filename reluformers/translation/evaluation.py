@@ -12,7 +12,7 @@ from sacrebleu.metrics.base import Metric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from reluformers.data.batches import PairCollator
+from reluformers.data.batching import PairCollator
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
 from reluformers.files import atomic_write

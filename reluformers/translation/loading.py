@@ -15,7 +15,6 @@ from reluformers.data.sources import (
     naming,
     read_hub,
     read_parquet,
-    read_splits,
     read_with,
     split_name,
     take_options,
@@ -70,8 +69,7 @@ def load_splits(data: "TranslationDataSection") -> dict[str, Dataset | PairStrea
     Raises:
         ValueError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
     """
-    needed = {"train"} if data.held_out else {"train", "validation"}
-    splits = read_splits(data, needed, partial(_load_split, data))
+    splits = data.read(partial(_load_split, data))
     if data.held_out is not None:
         splits["train"], splits["validation"] = hold_out(splits["train"], data.held_out, data.held_out_seed or 0)
     return splits

@@ -9,8 +9,9 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from reluformers.data.sources import DataSection
 from reluformers.families import seq2seq_config
-from reluformers.training.recipe import DataSection, Recipe, TaskTrainingArguments, read_yaml
+from reluformers.training.recipe import Recipe, TaskTrainingArguments, read_yaml
 
 from .decoding import Search
 from .loading import load_translation_split
@@ -82,8 +83,8 @@ class TranslationDataSection(PairColumns, DataSection):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
 
     @property
-    def usual_splits(self) -> tuple[str, ...]:
-        """Splits of a `path` that need not be named."""
+    def needed(self) -> tuple[str, ...]:
+        """Splits that there must be."""
         return ("train", "validation") if self.held_out is None else ("train",)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.conversion.start import spread_batches, start_model
-from reluformers.data.batches import PairCollator
+from reluformers.data.batching import PairCollator
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text

@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer, Trainer
 
-from reluformers.data.batches import PairCollator
-from reluformers.data.batching import PerProcessDataLoader
+from reluformers.data.batching import PairCollator, PerProcessDataLoader
 from reluformers.data.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 

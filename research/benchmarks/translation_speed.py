@@ -42,7 +42,7 @@ from transformers import (
 )
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
-from reluformers.data.batches import PairCollator
+from reluformers.data.batching import PairCollator
 from reluformers.errors import run_main
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.onnx import SUFFIXES

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
 from torch.nn import functional
 
-from reluformers.data.batches import IGNORED_LABEL
+from reluformers.data.batching import IGNORED_LABEL
 from reluformers.data.names import source_name
 from reluformers.data.sources import check_apart
 from reluformers.errors import DivergenceError, run_main

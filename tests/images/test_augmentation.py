@@ -7,7 +7,7 @@ from PIL import Image
 
 from builders.pictures import picture, row
 from reluformers import vision_config
-from reluformers.images import rand_augment as operations
+from reluformers.images import augmentation as operations
 from reluformers.images.augmentation import Augmentation, ImageCollator
 from reluformers.images.processing import build_image_processor
 

@@ -88,15 +88,6 @@ def test_divergence_stops_and_the_last_finite_checkpoint_stays(files, tmp_path, 
         check_checkpoint(tmp_path / "run" / "checkpoint-2")
 
 
-def test_one_process_where_several_were_asked_for_is_refused(files, tmp_path, monkeypatch):
-    """What `accelerate launch --cpu --num_processes 2` leaves in the environment."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match="torchrun"):
-        train_translation(make_recipe(files), tmp_path / "run")
-
-
 def test_a_run_goes_on_after_a_full_disk(files, tmp_path, monkeypatch, capsys):
     recipe = make_recipe(files, max_steps=3, save_strategy="steps", save_steps=1, max_tokens=200)
     recipe.save(tmp_path / "recipe.yaml")

@@ -142,12 +142,12 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     checkpoint = finished[0] / "checkpoint-6"
     now = check_checkpoint(checkpoint)
     owner = type(make_recipe(files)).arguments_class
-    before = {**now, "versions": {**now["versions"], "torch": "1.0"}}
+    check_same_run(checkpoint, now, owner)
     assert not caplog.text
-    check_same_run(checkpoint, before, {key: value for key, value in now.items() if key != "data"}, owner)
-    assert "'torch': '1.0'" in caplog.text
-    with pytest.raises(ValueError, match="processes 2"):
-        check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
+    check_same_run(checkpoint, {**now, "versions": {**now["versions"], "torch": "1.0"}}, owner)
+    assert f"'torch': '{torch.__version__}" in caplog.text
+    with pytest.raises(ValueError, match="but 2 is asked for"):
+        check_same_run(checkpoint, {**now, "processes": 2}, owner)
 
 
 def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):

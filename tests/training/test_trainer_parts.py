@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
-from reluformers.data.batches import PairCollator
+from reluformers.data.batching import PairCollator
 from reluformers.training.callbacks import EndOfEpoch, TrainingMeter
 from reluformers.translation.recipe import TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer

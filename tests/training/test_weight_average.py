@@ -75,10 +75,9 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
 
 def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, tmp_path):
     folder, _, options = finished
-    shutil.copytree(folder / "checkpoint-3", tmp_path / "run" / "checkpoint-3")
     options = {**options, "eval_strategy": "no"}
     trainer = make_image_trainer(load_splits(make_image_recipe(files).data), tmp_path / "run", **options)
-    trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
     trainer.weight_average.replace_weights()
     for name, weight in load_file(folder / "model.safetensors").items():
         torch.testing.assert_close(dict(trainer.model.named_parameters())[name], weight)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from reluformers.data.batches import IGNORED_LABEL
+from reluformers.data.batching import IGNORED_LABEL
 from reluformers.evaluation.alignments import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.data.sources import DataSection
 from reluformers.training.recipe import Recipe, TaskTrainingArguments
 
 from .text import START
@@ -14,29 +15,18 @@ _USUAL = {"llama": {}, "gpt2": {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdr
 
 
 @dataclass
-class TextSection:
-    """Which text.
+class TextSection(DataSection):
+    """Which text: Parquet files of `reluformers_research.causal.text`, beside its tokenizer.json.
 
     Args:
-        path: stays None: the splits are files.
-        train, validation, test: Parquet files of `reluformers_research.causal.text`, beside its tokenizer.json.
         length: of a row of training, in tokens.
     """
 
-    path: str | None = None
-    train: str | None = None
-    validation: str | None = None
-    test: str | None = None
     length: int = 256
 
     def __post_init__(self):
         if self.path is not None:
             raise ValueError(f"data.path is {self.path!r}, but the splits of text are files: leave it out")
-
-    def sources(self) -> dict[str, str]:
-        """Where each split is that the recipe names."""
-        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
-        return {name: source for name, source in given.items() if source is not None}
 
 
 @dataclass
