@@ -58,7 +58,6 @@ class Opened:
         fields: of our configuration, with its own attention.
         weights: by our names.
         generation_config: of an encoder–decoder model.
-        timm_config: content of config.json, of a model of timm.
     """
 
     place: str
@@ -66,7 +65,6 @@ class Opened:
     fields: dict[str, Any]
     weights: State
     generation_config: GenerationConfig | None = None
-    timm_config: dict[str, Any] | None = None
 
 
 def open_source(name_or_path: str | Path, **given: Any) -> Opened:
@@ -85,19 +83,19 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         weights = read_weights(place)
         fields = timm_fields(content, weights, given) | given
         weights = from_timm(weights, fields["pooling"])
-        return Opened(place, AutoModelForImageClassification, fields, weights, timm_config=content)
+        return Opened(place, AutoModelForImageClassification, fields, weights)
     config = load_config(place)
     if config_class_of(config.model_type) is not None:
         auto_class = next(auto for auto in FAMILIES[type(config)] if auto in PIPELINE_TAGS)
         known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
         fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
         weights = read_weights(place)
-        return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
+        return Opened(place, auto_class, fields, weights, _generation_config(place, config))
     source, fields = SOURCES[config.model_type], fields_of(config) | given
     weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
     if source.is_seq2seq:
         fields.setdefault("output_bias", "lm_head.bias" in weights)
-    return Opened(place, source.auto_class, fields, weights, _generation_config(place, config, source.auto_class))
+    return Opened(place, source.auto_class, fields, weights, _generation_config(place, config))
 
 
 def keeps_its_class(source: str | Path) -> bool:
@@ -182,7 +180,7 @@ def convert(
     model = build_model(opened, preset, sites, config_fields=given)
     for name in given:  # a preset takes names that are no fields
         check_name(name, [*model.config.__dataclass_fields__, *model.config.attribute_map], "field")
-    return write_model(model, opened, folder, overwrite)
+    return write_model(model, opened.place, opened.auto_class, folder, overwrite)
 
 
 def exchange(
@@ -210,7 +208,7 @@ def exchange(
     check_weights(place, info)
     exchange_attention(model, preset, sites)
     if not adapter:
-        return write_model(model, Opened(place, model_class, {}, {}), folder, overwrite)
+        return write_model(model, place, model_class, folder, overwrite)
     with atomic_directory(folder, place, overwrite=overwrite) as unfinished:
         save_adapter(model, unfinished)
     return model
@@ -224,32 +222,33 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
     model_class, theirs = getattr(transformers, target.architecture), config_back(config, target)
     model = load_renamed(model_class, theirs, weights, place, may_miss="final_logits_bias")
-    opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
-    if opened.generation_config is not None:
-        model.generation_config = opened.generation_config
-    return write_model(model, opened, folder, overwrite)
+    if target.is_seq2seq:
+        model.generation_config = _generation_config(place, config)
+    return write_model(model, place, target.auto_class, folder, overwrite)
 
 
-def write_model(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite: bool) -> PreTrainedModel:
+def write_model(
+    model: PreTrainedModel, place: str, auto_class: type, folder: str | Path, overwrite: bool
+) -> PreTrainedModel:
     """Save a model with its processor and a card that names the source, whole or not at all."""
-    with atomic_directory(folder, opened.place, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, place, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
-        if (processor := open_processor(opened)) is not None:
+        if (processor := open_processor(place, auto_class)) is not None:
             processor.save_pretrained(unfinished)
-        write_origin(unfinished, opened.place, PIPELINE_TAGS.get(opened.auto_class))
+        write_origin(unfinished, place, PIPELINE_TAGS.get(auto_class))
     return model
 
 
-def open_processor(opened: Opened) -> Any | None:
+def open_processor(place: str, auto_class: type) -> Any | None:
     """The tokenizer or image processor of a source; None, after a warning, if there is none."""
-    if opened.timm_config is not None:
-        return timm_image_processor(opened.timm_config)
+    if is_timm(content := PreTrainedConfig.get_config_dict(place)[0]):
+        return timm_image_processor(content)
     try:
-        if opened.auto_class is AutoModelForImageClassification:  # without torchvision, whatever is installed
-            return ViTImageProcessorPil.from_pretrained(opened.place)
-        return AutoProcessor.from_pretrained(opened.place, trust_remote_code=False)
+        if auto_class is AutoModelForImageClassification:  # without torchvision, whatever is installed
+            return ViTImageProcessorPil.from_pretrained(place)
+        return AutoProcessor.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # each library has its own
-        logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
+        logger.warning("%s: no tokenizer or image processor comes along: %s", place, describe_error(error))
         return None
 
 
@@ -277,9 +276,9 @@ def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, w
     return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
 
 
-def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -> GenerationConfig | None:
+def _generation_config(place: str, config: PreTrainedConfig) -> GenerationConfig | None:
     """Read the generation settings of a source; one saved without a file of its own has it in config.json."""
-    if auto_class is not AutoModelForSeq2SeqLM:
+    if not config.is_encoder_decoder:
         return None
     if cached_file(place, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return GenerationConfig.from_model_config(config)

@@ -1,7 +1,8 @@
 """What models of transformers are in our configuration's words, and the other way round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import (
@@ -73,6 +74,8 @@ class Source:
         names: table of `rename`, theirs → ours.
         required: our fields, and the values with which our model computes what theirs does; the first one is set.
         ignored: ends of names of tensors that need no place, since they are computed.
+        auto_class: opens its models.
+        copied: names of fields that mean the same in both.
     """
 
     config_class: type[PreTrainedConfig]
@@ -80,21 +83,16 @@ class Source:
     names: Mapping[str, str]
     required: Mapping[str, tuple[Any, ...]]
     ignored: tuple[str, ...] = ()
+    auto_class: type = AutoModelForSeq2SeqLM
+    copied: Sequence[str] = tuple(_SEQ2SEQ_COPIED.split())
 
     @property
     def is_seq2seq(self) -> bool:
         """Whether it is an encoder–decoder model and not an image classifier."""
-        return self.names is SEQ2SEQ_NAMES
+        return self.auto_class is AutoModelForSeq2SeqLM
 
-    @property
-    def auto_class(self) -> type:
-        """Class that opens its models."""
-        return AutoModelForSeq2SeqLM if self.is_seq2seq else AutoModelForImageClassification
 
-    @property
-    def copied(self) -> list[str]:
-        """Names of fields that mean the same in both."""
-        return (_SEQ2SEQ_COPIED if self.is_seq2seq else _VISION_COPIED).split()
+_ViT = partial(Source, auto_class=AutoModelForImageClassification, copied=tuple(_VISION_COPIED.split()))
 
 
 _MARIAN = {
@@ -113,8 +111,8 @@ SOURCES = {
         Source(MarianConfig, "MarianMTModel", SEQ2SEQ_NAMES, _MARIAN, ignored=("embed_positions.weight",)),
         Source(BartConfig, "BartForConditionalGeneration", SEQ2SEQ_NAMES, _BART, ignored=_VERSIONS),
         Source(MBartConfig, "MBartForConditionalGeneration", SEQ2SEQ_NAMES, _MBART),
-        Source(ViTConfig, "ViTForImageClassification", VIT_NAMES, _VIT | {"num_register_tokens": (0,)}),
-        Source(DeiTConfig, "DeiTForImageClassification", DEIT_NAMES, _VIT | {"num_register_tokens": (1,)}),
+        _ViT(ViTConfig, "ViTForImageClassification", VIT_NAMES, _VIT | {"num_register_tokens": (0,)}),
+        _ViT(DeiTConfig, "DeiTForImageClassification", DEIT_NAMES, _VIT | {"num_register_tokens": (1,)}),
     )
 }
 

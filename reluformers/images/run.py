@@ -114,7 +114,7 @@ def build_model(
 
 def _processor(recipe: ImageRecipe) -> BaseImageProcessor:
     """The image processor of the model that the recipe starts from, if it has one, else the usual one."""
-    processor = None if recipe.start is None else open_processor(open_source(recipe.start))
+    processor = None if recipe.start is None else open_processor(recipe.start, AutoModelForImageClassification)
     return build_image_processor(recipe.model_config()) if processor is None else processor
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -137,9 +138,7 @@ async def read_request(request: Request, task: str) -> Any:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS} seconds") from error
     if length > MAX_BODY_BYTES:
         raise HTTPException(413, f"the body has {length} bytes, at most {MAX_BODY_BYTES} are allowed")
-    if is_file:
-        return {"inputs": bytes(body)}
-    return json.loads(body)
+    return {"inputs": bytes(body)} if is_file else json.loads(body)
 
 
 def describe_body(handler: Any) -> dict[str, Any]:
@@ -193,5 +192,6 @@ def serve(server: FastAPI, bound: socket.socket) -> None:
     config = uvicorn.Config(
         server, http=Connection, backlog=MAX_CONNECTIONS, timeout_graceful_shutdown=DRAIN_SECONDS, access_log=False
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # the signal again, once all is answered
         uvicorn.Server(config).run(sockets=[bound])

@@ -7,10 +7,12 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
 from reluformers.commands import build_parser, parse
+from reluformers_kernels import computation
 
 
 def test_changes_may_stand_anywhere():
@@ -72,6 +74,14 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
             assert len((tmp_path / f"{name}.align").read_text().splitlines()) == 3
             run_command("filter", f"--output={name}-scored.jsonl", "--", model.name, data)
             assert (tmp_path / f"{name}-scored.jsonl").is_file()
+
+
+def test_env_says_what_is_used_without_compiled_code(capsys, monkeypatch):
+    monkeypatch.setattr(computation, "native", None)
+    run_command("env")
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["torch"].strip() == torch.__version__
+    assert lines["cpu, torch.float32"].strip() == "relu by blocks, gelu by blocks, softmax by sdpa"
 
 
 def test_a_name_does_not_command_the_terminal(capsys):
