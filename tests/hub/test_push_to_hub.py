@@ -88,6 +88,8 @@ def test_a_card_that_somebody_wrote_stays(folder, hub, unchecked):
     (folder / "README.md").write_text(text)
     assert push_to_hub(folder, REPO, api=client(hub)).revision == "v1"
     assert pushed(hub)["README.md"].decode() == text
+    with pytest.raises(ValueError, match="licence"):  # else it would say nothing of it
+        push_to_hub(folder, REPO, api=client(hub), licence="mit")
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["request lost", "answer lost"])
