@@ -15,7 +15,6 @@ from reluformers_kernels import (
     SPARSE_DISTRIBUTIONS,
     PassOptions,
     computation,
-    rectified_attention,
     softmax1,
 )
 from reluformers_kernels.computation import choose_computation
@@ -89,15 +88,6 @@ def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(monkeypatch):
     assert choose("relu", dtype=torch.bfloat16, causal_offset=0) == "native"
     monkeypatch.setattr(computation, "SHORT_TILES", KEYS - 1)
     assert choose("relu", dtype=torch.bfloat16, causal_offset=0) == "blocks"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_attention_compiles_as_one_graph(dtype, monkeypatch):
-    monkeypatch.undo()  # with compiled code, where there is any
-    inputs = [torch.randn(2, 3, 24, 8, dtype=dtype) for _ in range(3)]
-    compiled = torch.compile(rectified_attention, fullgraph=True, backend="aot_eager")
-    options = {"is_causal": True, "length_exponent": 0.5}
-    torch.testing.assert_close(compiled(*inputs, **options), rectified_attention(*inputs, **options))
 
 
 class MaskOperations(TorchDispatchMode):

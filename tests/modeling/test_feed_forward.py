@@ -28,10 +28,6 @@ def build(activation, dtype=torch.float64, **options):
     return module.to(dtype)
 
 
-def test_tables_hold_the_same_names():
-    assert {*reference.FEED_FORWARD_ACTIVATIONS, *reference.GATES} == set(FEED_FORWARD_ACTIVATIONS)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,16 +59,6 @@ def test_gated_forms_have_two_thirds_of_the_width():
         is_gated = activation in reference.GATES
         assert module.fc1.out_features == (171 if is_gated else 256)  # 256 · 2/3 = 170.7
         assert ("fc_linear.weight" in module.state_dict()) == is_gated
-
-
-@pytest.mark.parametrize(
-    ("activation", "learns"), [("swish", True), ("swiglu", True), ("silu", False), ("relu", False)]
-)
-def test_beta_is_trained_where_there_is_one(activation, learns):
-    module = build(activation, swish_beta=2, learned_swish_beta=True)
-    assert ("swish_beta" in dict(module.named_parameters())) == learns
-    if learns:
-        assert module.swish_beta.item() == 2
 
 
 def test_dropout_acts_on_inner_states_in_training_alone():

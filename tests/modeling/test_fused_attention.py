@@ -84,9 +84,10 @@ def test_without_keys_the_output_is_zero(queries):
     assert (rectified_attention(query, key, value, length_exponent=1.0) == 0).all()
 
 
-def test_one_program_serves_all_lengths_without_a_break_in_its_graph():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_program_serves_all_lengths_without_a_break_in_its_graph(dtype):
     torch.compiler.reset()
-    layer, counter = nn.Linear(8, 24), CompileCounterWithBackend("aot_eager")
+    layer, counter = nn.Linear(8, 24, dtype=dtype), CompileCounterWithBackend("aot_eager")
 
     def step(states):
         query, key, value = layer(states).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
@@ -94,7 +95,7 @@ def test_one_program_serves_all_lengths_without_a_break_in_its_graph():
 
     compiled = torch.compile(step, fullgraph=True, backend=counter)
     for length in (7, 9, 12):
-        states = torch.randn(2, length, 8)
+        states = torch.randn(2, length, 8, dtype=dtype)
         expected, actual = step(states), compiled(states)
         torch.testing.assert_close(actual, expected)
         wanted = torch.autograd.grad(expected, layer.weight)[0]

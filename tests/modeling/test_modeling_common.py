@@ -1,23 +1,19 @@
 """What every model of every kind and family must do, as users of transformers expect it."""
 
-import copy
 import itertools
 
 import pytest
 import torch
-from torch import nn
 
 from builders.models import (
     FAMILY_MODELS,
     KINDS,
     MODELS,
     PRESETS,
-    TINY,
     all_family_models,
     all_models,
     build_config,
     build_model,
-    draw_images,
     logits_of,
 )
 from reluformers.families import FAMILIES
@@ -87,15 +83,6 @@ def test_names_of_parameters_that_folders_of_format_1_lack():
     assert image <= build_model("relu-vit", "vision", **parts, **own).state_dict().keys()
 
 
-@all_models
-def test_gradients_reach_every_parameter(kind, preset):
-    model = build_model(preset, kind).train()
-    model(**KINDS[kind].draw()).loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
-
-
 @pytest.mark.parametrize(
     ("model", "dtype"),
     list(zip(MODELS, itertools.cycle([torch.bfloat16, torch.float16]), strict=False)),
@@ -109,22 +96,14 @@ def test_half_precision_stays_finite_and_near(model, dtype):
     loss = half(**batch).loss
     assert loss.dtype == torch.float32
     loss.backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
+    for name, parameter in half.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
     actual = logits_of(half.eval())
     assert actual.dtype == dtype
     difference = (actual.float() - expected).abs().mean() / expected.abs().mean()
     # a sum of few small weights is as uncertain as they are
     assert difference < (0.25 if preset == "relu-sum" else 0.1)
-
-
-@all_family_models
-def test_autocast_trains_and_stays_near(kind, preset):
-    model = build_model(preset, kind, **KINDS[kind].still).train()
-    expected = model(**KINDS[kind].draw()).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**KINDS[kind].draw()).loss
-    loss.backward()
-    torch.testing.assert_close(loss.float(), expected, rtol=0.05, atol=0.05)
 
 
 @all_family_models
@@ -195,35 +174,6 @@ def test_lengths_compile_twice():
     assert len(graphs) == 2
 
 
-class LogitsOnly(nn.Module):
-    """What `torch.export` is asked for: tensors in, a tensor out."""
-
-    def __init__(self, model: nn.Module, names: list[str]):
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *arguments):
-        return self.model(**dict(zip(self.names, arguments, strict=True))).logits
-
-
-@pytest.mark.parametrize(("kind", "preset"), [("seq2seq", "rela-g"), ("vision", "qknorm")])
-def test_exports_with_dynamic_sizes(kind, preset):
-    def draw(rows: int, length: int) -> dict:
-        if kind == "vision":
-            return {"pixel_values": draw_images(rows)["pixel_values"]}
-        source, target = (torch.randint(4, TINY["vocab_size"], (rows, size)) for size in (length, length - 2))
-        return {"input_ids": source, "attention_mask": torch.ones_like(source), "decoder_input_ids": target}
-
-    model = LogitsOnly(build_model(preset, kind), list(draw(3, 7)))
-    names = [["batch"]] if kind == "vision" else [["batch", "source"]] * 2 + [["batch", "target"]]
-    sizes = {name: torch.export.Dim(name, min=2, max=30) for name in ("batch", "source", "target")}
-    shapes = (tuple({place: sizes[name] for place, name in enumerate(part)} for part in names),)
-    program = torch.export.export(model, tuple(draw(3, 7).values()), dynamic_shapes=shapes, strict=False)
-    arguments = draw(2, 12).values()
-    # an export writes weights out, and the model may run compiled code: ReLA divides their differences by a small norm
-    torch.testing.assert_close(program.module()(*arguments), model(*arguments), atol=1e-4, rtol=1e-4)
-
-
 @all_family_models
 def test_lora_trains_projections_and_heads(kind, preset):
     from peft import LoraConfig, get_peft_model
@@ -274,14 +224,6 @@ def test_the_null_rate_is_told_where_it_is_asked_for(kind, preset):
         output = model.train(is_training)(**batch, output_null_rate=True)
         assert 0 <= output.null_rate <= 1
         assert (output.regularization_loss is None) != (is_training and model.config.has_regularizer)
-
-
-@all_family_models
-def test_config_is_not_changed_by_its_model(kind, preset):
-    config = build_config(kind, preset)
-    before = copy.deepcopy(config.to_dict())
-    KINDS[kind].auto_class.from_config(config)
-    assert config.to_dict() == before
 
 
 def test_every_family_is_covered():

@@ -90,16 +90,6 @@ def test_padding_on_either_side_changes_nothing(preset):
     torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
-def test_left_padded_target_prefix_changes_nothing():
-    model, batch = build_model("reluformer"), draw_pairs((5,), (4,))
-    plain = model(**batch).logits
-    ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    padded = torch.cat([torch.zeros(1, 2, dtype=torch.long), ids], dim=1)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
-    inputs = {"input_ids": batch["input_ids"], "decoder_input_ids": padded, "decoder_attention_mask": mask}
-    torch.testing.assert_close(model(**inputs).logits[:, 2:], plain)
-
-
 @pytest.mark.parametrize(
     "attention", [*FAMILY_PRESETS, "relu-sum", "entmax15", {"preset": "reluformer", "exclusive_output": True}], ids=str
 )
@@ -220,15 +210,6 @@ def test_bad_inputs_are_named(message):
         model.set_attn_implementation(backend)
         with pytest.raises(ValueError, match=re.escape(message)):
             model(**{**draw_pairs(), **BAD_INPUTS[message]})
-
-
-def test_a_static_cache_is_no_longer_than_the_positions():
-    """On the way only the device would know, and ends in an assertion."""
-    model, inputs = build_model(), {"input_ids": draw_pairs()["input_ids"], "max_length": 40}
-    given = EncoderDecoderCache(StaticCache(model.config, max_cache_len=40), StaticCache(model.config, 7))
-    for options in ({}, {"cache_implementation": "static"}, {CACHE_NAME: given}):
-        with pytest.raises(ValueError, match="max_position_embeddings is 32"):
-            model.generate(**inputs, min_length=40, **options)
 
 
 def test_masks_follow_the_inputs_of_a_layer_to_its_device():

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModelForImageClassification
 
 import reference
-from builders.models import PRESETS, TINY_VISION, all_presets, build_model, draw_images, logits_of
+from builders.models import PRESETS, TINY_VISION, build_model, draw_images, logits_of
 from reluformers import vision_config
 from reluformers.modeling.layers import drop_path
 from reluformers.modeling.masks import AttentionMask
@@ -110,16 +110,9 @@ def test_sincos2d_is_that_of_big_vision():
 def test_other_image_sizes_get_positions_between(kind, pooling):
     model = build_model("relu-vit", "vision", position_embedding_type=kind, pooling=pooling)
     embeddings = model.vit.embeddings
-    smooth = torch.linspace(0, 1, 2)[:, None] + torch.linspace(0, 2, 3)  # grid of 2 x 3, linear in both directions
     if kind == "sincos2d":
         torch.testing.assert_close(embeddings.positions(4, 6)[0], sincos2d_table(4, 6, 16).float())
     else:
-        with torch.no_grad():
-            embeddings.position_embeddings.copy_(smooth.flatten()[None, :, None].expand(-1, -1, 16))
-        grid = embeddings.positions(4, 6).view(4, 6, 16)[..., 0]
-        assert (grid.diff(dim=0) >= -1e-6).all()
-        assert (grid.diff(dim=1) >= -1e-6).all()
-        assert grid[0, 0] < grid[1, 1] < grid[-1, -1]
         random = torch.randn(1, 16, 2, 3)
         with torch.no_grad():
             embeddings.position_embeddings.copy_(random.flatten(2).transpose(1, 2))
@@ -164,21 +157,6 @@ def test_initialisation_is_that_of_big_vision():
     for weights in (normal.classifier.weight, normal.vit.layers[0].self_attn.q_proj.weight, prefix):
         assert weights.std().item() == pytest.approx(0.02, rel=0.15)
     assert (normal.classifier.bias == -10).all()
-
-
-@all_presets
-def test_training_starts_with_gradients_of_a_usable_size(preset):
-    """From the initial values themselves: `build_model` moves parameters off them."""
-    torch.manual_seed(0)
-    config = vision_config(preset, **{**TINY_VISION, "pooling": "cls"}, initialization="big_vision")
-    model = AutoModelForImageClassification.from_config(config).train()
-    with torch.no_grad():
-        model.classifier.weight.normal_(std=0.02)  # as after a few updates; it starts from 0
-    pixels = draw_images()["pixel_values"]
-    weights = model(pixels, output_attentions=True).attentions[0]
-    assert (weights[:, :, 0] != 0).any()  # the class token attends to something
-    model(**draw_images()).loss.backward()
-    assert torch.stack([p.grad.norm() for p in model.parameters()]).norm() < 100
 
 
 def test_residual_stream_stays_in_single_precision_under_autocast():

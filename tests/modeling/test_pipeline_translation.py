@@ -2,7 +2,6 @@
 
 import json
 import logging
-from itertools import accumulate
 
 import pytest
 import torch
@@ -180,37 +179,6 @@ def test_alignment_by_hand():
     assert [link["source"] for link in links] == ["a", None, None]
     assert [link["source_index"] for link in links] == [0, None, None]
     assert [link["weight"] for link in links] == pytest.approx([0.6 / 1.8, 0, 0])
-
-
-@pytest.mark.parametrize(("configured", "layer"), [(None, 1), (0, 0), (2, 2)])
-def test_alignment_is_read_from_the_configured_layer_or_the_last_but_one(tokenizer, configured, layer):
-    """Recomputed here from the model's own cross-attention and single tokens."""
-    pipe = make_pipeline(tokenizer, alignment_layer=configured)
-    (answer,) = pipe(TEXTS[1], return_alignments=True)
-    encoding = tokenizer(TEXTS[1], return_tensors="pt")
-    tokens = pipe.model.generate(**encoding, max_new_tokens=12)
-    with torch.no_grad():
-        outputs = pipe.model(**encoding, decoder_input_ids=tokens[:, :-1], output_attentions=True)
-    assert len(outputs.cross_attentions) == 3
-    weights = outputs.cross_attentions[layer][0].mean(0)
-    source_words = TEXTS[1].split()
-    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    begins = [piece.startswith("▁") for piece in pieces[:-1]]
-    columns = [*(count - 1 for count in accumulate(begins)), len(source_words)]
-    sums = []
-    for token, row in zip(tokenizer.convert_ids_to_tokens(tokens[0, 1:]), weights, strict=True):
-        if token not in tokenizer.all_special_tokens:
-            if token.startswith("▁") or not sums:
-                sums.append(torch.zeros(len(source_words) + 1))
-            sums[-1].index_add_(0, torch.tensor(columns), row)
-    words = answer["translation_text"].split()
-    assert [link["target"] for link in answer["alignments"]] == words
-    assert len(words) > 1
-    assert pipe.align(TEXTS[1], tokens[0].tolist()) == answer["alignments"]
-    for link, total in zip(answer["alignments"], sums, strict=True):
-        best = int(total[:-1].argmax())
-        assert (link["source_index"], link["source"]) == (best, source_words[best])
-        assert link["weight"] == pytest.approx(float(total[best] / total.sum()), abs=1e-5)
 
 
 def test_a_line_is_aligned_before_the_next_is_read(pipe):

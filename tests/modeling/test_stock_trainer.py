@@ -68,7 +68,10 @@ def test_remote_model_trains_evaluates_and_keeps_its_code(tokenizer, dataset, tm
     written = (tmp_path / "run" / "attention.py").stat().st_mtime_ns
     remote.save_pretrained(tmp_path / "run" / "checkpoint-5")  # while a push may be reading what lies around it
     assert (tmp_path / "run" / "attention.py").stat().st_mtime_ns == written
-    assert (checkpoint / "attention.py").is_file()
+    assert {path.name for path in checkpoint.glob("*.py")} == {path.name for path in (tmp_path / "run").glob("*.py")}
+    for name in (".hidden/checkpoint-2", "other/model"):
+        remote.save_pretrained(tmp_path / name)
+        assert not list((tmp_path / name).parent.glob("*.py"))
     assert (checkpoint / "tokenizer.json").is_file()
     assert not list(checkpoint.glob("pytorch_model*"))
     again = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
@@ -142,14 +145,3 @@ def test_a_model_tells_it_where_it_is_trained_alone(caplog, warn_anew):
     for _ in range(2):
         images.train()(pixels)
     assert regularizer_warnings(caplog) == 1
-
-
-def test_the_folder_around_a_checkpoint_has_its_code(tokenizer, dataset, tmp_path):
-    model = build_model("reluformer", vocab_size=len(tokenizer))
-    make_trainer(model, tokenizer, dataset, tmp_path, max_steps=1, save_steps=1).train()
-    code = {path.name for path in (tmp_path / "checkpoint-1").glob("*.py")}
-    assert "modeling_seq2seq.py" in code
-    assert {path.name for path in tmp_path.glob("*.py")} == code
-    for name in (".hidden/checkpoint-2", "other/model"):
-        model.save_pretrained(tmp_path / name)
-        assert not list((tmp_path / name).parent.glob("*.py"))

@@ -103,18 +103,20 @@ def test_subwords_are_summed_and_the_end_token_is_left_out():
     assert aligned.of(AlignmentHead(0, 1, shifted=True)) == [(1, 0)]
 
 
-@pytest.mark.parametrize(("head", "shifted"), [(None, False), (2, False), (None, True), (1, True)])
-def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, head, shifted):
-    model = build_model(
-        "reluformer", vocab_size=len(tokenizer), alignment_layer=2, alignment_head=head, alignment_shifted=shifted
-    )
+@pytest.mark.parametrize(
+    ("layer", "head", "shifted"),
+    [(2, None, False), (2, 2, False), (0, None, True), (2, 1, True), (None, None, False)],
+)
+def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, layer, head, shifted):
+    fields = {"alignment_layer": layer, "alignment_head": head, "alignment_shifted": shifted}
+    model = build_model("reluformer", vocab_size=len(tokenizer), **fields)
     pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=9)
     source = "Anna Oslo 2024"
     # whole words, so that the translation has the same tokens when it is read again
     others = [token for word, token in tokenizer.get_vocab().items() if word.removeprefix("▁") not in WORDS]
     (answer,) = pipe(source, return_alignments=True, suppress_tokens=others)
     chosen = AlignmentHead.of_config(model.config)
-    assert chosen == AlignmentHead(2, head, shifted)
+    assert chosen == AlignmentHead(1 if layer is None else layer, head, shifted)  # the last of three but one
     (aligned,) = word_alignments(model, (tokenizer, tokenizer), [(source, answer["translation_text"])])
     links = [link for link in answer["alignments"] if link["source_index"] is not None]
     assert aligned.target == [link["target"] for link in answer["alignments"]]
