@@ -143,6 +143,8 @@ def test_sparse_rows_sum_to_1(activation, size, computed_by):
 @pytest.mark.parametrize("needed", ["all", "sums", "none"])
 def test_fake_tensors_are_laid_out_like_the_true_ones(needed, computed_by, threads):
     computation = computed_by if computed_by in LENGTHS else "native"
+    if computation == "triton" and needed != "all":  # which take seconds there
+        return
     threads(1 if computation == "triton" else 2)
     query_len, key_len = (5, 600) if computation == "native" else (5, 7)  # of which several tasks share a head
     query, key, value, grad_output = (

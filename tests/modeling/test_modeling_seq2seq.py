@@ -186,6 +186,7 @@ def test_vocabularies_that_are_not_shared_are_not_resized(tying):
 
 REAL, IDS = torch.ones(3, 7), torch.full((3, 7), 5)
 BAD_INPUTS = {
+    "max_position_embeddings is 32": {"labels": torch.full((3, TINY["max_position_embeddings"] + 1), 5)},
     "33 tokens": {"input_ids": torch.full((3, TINY["max_position_embeddings"] + 1), 5), "attention_mask": None},
     "is a DynamicCache, but must be an EncoderDecoderCache": {"past_key_values": DynamicCache()},
     "covers 4 tokens, but there are 0 past and 6 new ones": {"decoder_attention_mask": REAL[:, :4]},

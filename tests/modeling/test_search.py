@@ -544,6 +544,8 @@ def test_memory_is_bounded_by_the_positions(beams):
         *((IndexError, {"input_ids": torch.tensor([[5, token]] * 3)}) for token in (-1, VOCABULARY)),
         (ValueError, {"input_ids": torch.full((3, 33), 5)}),  # of 32 positions
         (ValueError, {"prefill_chunk_size": 2}),
+        # on the way only the device would know, and ends in an assertion
+        (ValueError, {"cache_implementation": "static", "min_length": 40, "max_length": 40, "max_new_tokens": None}),
     ],
 )
 def test_what_is_not_there_is_refused(error, options):
@@ -553,7 +555,7 @@ def test_what_is_not_there_is_refused(error, options):
         model.generate(**batch, attention_mask=torch.ones(3, 2).long(), max_new_tokens=4)
     given = {**batch, **options}
     with pytest.raises(error):
-        model.generate(**given, attention_mask=torch.ones_like(given["input_ids"]), max_new_tokens=4)
+        model.generate(**{"max_new_tokens": 4, **given}, attention_mask=torch.ones_like(given["input_ids"]))
 
 
 @pytest.mark.parametrize("saved", [{}, {"max_length": 30}, {"max_new_tokens": 30}])

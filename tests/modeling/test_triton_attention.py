@@ -229,31 +229,22 @@ def test_tiles_fit_into_a_hopper(compile_for_hopper, capfd, name, size):
     assert "serialized" not in "".join(capfd.readouterr())  # what the assembler says of products that wait
 
 
-CALLS = [
-    pytest.param(activation, dtype, marks=() if (activation, dtype) == ("relu", torch.bfloat16) else pytest.mark.slow)
-    for activation in ACTIVATIONS
-    for dtype in TOLERANCES
-]
+CALLS = [(activation, dtype, False) for activation in ACTIVATIONS for dtype in TOLERANCES]
+CALLS += [("relu", torch.bfloat16, True), ("relu2", torch.bfloat16, True)]
+CALLS = [pytest.param(*call, marks=() if call[:2] == ("relu", torch.bfloat16) else pytest.mark.slow) for call in CALLS]
 
 
 @needs_triton
-@pytest.mark.parametrize(("activation", "dtype"), CALLS, ids=str)
+@pytest.mark.parametrize(("activation", "dtype", "has_rows"), CALLS, ids=str)
 @pytest.mark.parametrize("name", TILES)
-def test_everything_compiles(compile_for_hopper, name, activation, dtype):
-    query, key, *others = draw(2, 1, 48, 80, 40, dtype)
-    options = draw_options(query, key, dropout=0.1, seed=torch.tensor([1]))
-    tile = TILES[name]["float32" if dtype == torch.float32 else 64][-1]
-    assert compile_for_hopper(name, tile, (query, key, *others), activation=activation, **options).asm["cubin"]
-
-
-@needs_triton
-@pytest.mark.parametrize("activation", ["relu", "relu2"])
-@pytest.mark.parametrize("name", TILES)
-def test_windows_and_thresholds_of_rows_compile(compile_for_hopper, name, activation):
-    query, key, *others = draw(2, 1, 48, 80, 64, torch.bfloat16)
-    query = query.repeat_interleave(3, 1)  # heads of queries that share one of keys
-    others[-1] = others[-1].repeat_interleave(3, 1)
-    rows = {"first_keys": torch.arange(48)[None] // 3, "row_thresholds": torch.zeros(2, 3, 48)}
+def test_everything_compiles(compile_for_hopper, name, activation, dtype, has_rows):
+    """With `has_rows` windows and thresholds of rows too, and heads of queries that share one of keys."""
+    query, key, value, direction = draw(2, 1, 48, 80, 40, dtype)
+    rows = {}
+    if has_rows:
+        query, direction = (part.repeat_interleave(3, 1) for part in (query, direction))
+        rows = {"first_keys": torch.arange(48)[None] // 3, "row_thresholds": torch.zeros(2, 3, 48)}
     options = {**draw_options(query, key, dropout=0.1, seed=torch.tensor([1])), **rows}
-    states = (query, key, *others)
-    assert compile_for_hopper(name, TILES[name][64][-1], states, activation=activation, **options).asm["cubin"]
+    tile = TILES[name]["float32" if dtype == torch.float32 else 64][-1]
+    states = (query, key, value, direction)
+    assert compile_for_hopper(name, tile, states, activation=activation, **options).asm["cubin"]

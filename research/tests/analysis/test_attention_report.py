@@ -48,26 +48,32 @@ BATCHES = [
 ]
 
 
-def naive_report(model, batches) -> dict[str, list[dict[str, float]]]:
-    """Counts for each site and layer, from the weights of the model and loops."""
-    totals = {}
-    for batch in batches:
-        with torch.no_grad():
-            outputs = model(**batch, output_attentions=True)
-        source = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-        target = batch["labels"] != -100
-        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
-        sites = {
-            "encoder": (outputs.encoder_attentions, source[:, :, None] & source[:, None], source),
-            "decoder": (outputs.decoder_attentions, target[:, :, None] & causal, target),
-            "cross": (outputs.cross_attentions, target[:, :, None] & source[:, None], target),
-        }
-        for site, (layers, visible, real) in sites.items():
-            counts = [naive_counts(weights, visible, real) for weights in layers]
-            if site in totals:
-                counts = [{key: a[key] + b[key] for key in a} for a, b in zip(totals[site], counts, strict=True)]
-            totals[site] = counts
-    return totals
+def translation_sites(model, batch) -> dict[str, tuple]:
+    """Site → weights of its layers, which pairs are visible and which queries are real."""
+    with torch.no_grad():
+        outputs = model(**batch, output_attentions=True)
+    source = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    target = batch["labels"] != -100
+    causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
+    return {
+        "encoder": (outputs.encoder_attentions, source[:, :, None] & source[:, None], source),
+        "decoder": (outputs.decoder_attentions, target[:, :, None] & causal, target),
+        "cross": (outputs.cross_attentions, target[:, :, None] & source[:, None], target),
+    }
+
+
+def image_sites(model, batch) -> dict[str, tuple]:
+    """The same of images, where all is visible; the weights of the pooling query are seen by a hook."""
+    pooled = []
+    if hasattr(model.vit.pooler, "attention"):
+        hook = model.vit.pooler.attention.register_forward_hook(lambda *call: pooled.append(call[-1][1]))
+    with torch.no_grad():
+        weights = model(pixel_values=batch["pixel_values"], output_attentions=True).attentions
+    sites = {"encoder": weights, **({"pooling": pooled} if pooled else {})}
+    if pooled:
+        hook.remove()
+    masks = {site: torch.ones_like(layers[0][:, 0], dtype=torch.bool) for site, layers in sites.items()}
+    return {site: (layers, masks[site], masks[site][:, :, 0]) for site, layers in sites.items()}
 
 
 def as_statistics(counts: dict[str, float]) -> dict[str, float]:
@@ -84,32 +90,16 @@ def summed(rows: list[dict[str, float]]) -> dict[str, float]:
     return {key: sum(row[key] for row in rows) for key in rows[0]}
 
 
-def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
-    """Compare images too, where every pair is visible; the weights of the pooling query are seen by a hook."""
-    pooled = []
-    pooler = getattr(model, "vit", None) and model.vit.pooler
-    if hasattr(pooler, "attention"):
-        hook = pooler.attention.register_forward_hook(lambda _module, _inputs, outputs: pooled.append((outputs[1],)))
-        model.set_attn_implementation("eager")
-    with torch.no_grad():
-        results = [model(pixel_values=batch["pixel_values"], output_attentions=True).attentions for batch in batches]
-    sites = {"encoder": results}
-    if pooled:
-        hook.remove()
-        sites["pooling"] = pooled
-    totals = {}
-    for site, batches_of_site in sites.items():
-        totals[site] = []
-        for parts in zip(*batches_of_site, strict=True):
-            masks = [torch.ones_like(weights[:, 0], dtype=torch.bool) for weights in parts]
-            counts = [naive_counts(part, mask, mask[:, :, 0]) for part, mask in zip(parts, masks, strict=True)]
-            totals[site].append(summed(counts))
-    return totals
-
-
-def check_report(model, batches, naive=naive_report) -> AttentionReport:
+def check_report(model, batches, sites_of) -> AttentionReport:
     report = attention_report(model, batches)
-    totals = naive(model.eval(), batches)
+    model.eval().set_attn_implementation("eager")
+    totals = {}
+    for sites in (sites_of(model, batch) for batch in batches):
+        for site, (layers, visible, real) in sites.items():
+            counts = [naive_counts(weights, visible, real) for weights in layers]
+            totals[site] = (
+                [summed(pair) for pair in zip(totals[site], counts, strict=True)] if site in totals else counts
+            )
     assert set(report.sites) == set(totals)
     for site, layers in totals.items():
         assert len(report.sites[site].layers) == len(layers)
@@ -124,7 +114,7 @@ def check_report(model, batches, naive=naive_report) -> AttentionReport:
 def test_report_of_a_softmax_model():
     model = marian()
     model.set_attn_implementation("eager")
-    report = check_report(model, BATCHES)
+    report = check_report(model, BATCHES, translation_sites)
     assert report.overall.row_sum == pytest.approx(1)
     assert report.overall.null_rate == 0
     assert [len(report.sites[site].layers) for site in ("encoder", "decoder", "cross")] == [2, 3, 3]
@@ -144,7 +134,7 @@ def test_report_of_our_models(preset):
     with torch.no_grad():  # scores far enough from 0 to make some rows null and some weights 0
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
-    report = check_report(model, BATCHES)
+    report = check_report(model, BATCHES, translation_sites)
     assert (report.overall.zeros > 0) == (preset != "qknorm")
     assert (report.overall.null_rate > 0) == (preset in ("reluformer", "rela-g"))
 
@@ -165,7 +155,7 @@ def image_batches() -> list[dict]:
 def test_report_of_vision_models(preset, pooling):
     config = vision_config(preset, **TINY_VISION, pooling=pooling, initialization="normal", initializer_range=1.0)
     model = AutoModelForImageClassification.from_config(config)
-    report = check_report(model, image_batches(), naive_image_report)
+    report = check_report(model, image_batches(), image_sites)
     tokens = 5 if pooling == "cls" else 4
     assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
     assert set(report.sites) == ({"encoder"} if pooling == "cls" else {"encoder", "pooling"})
