@@ -140,27 +140,18 @@ def test_an_exchanged_model_takes_no_other_attention(tmp_path):
 def test_what_a_folder_is_opened_with_is_what_its_model_has(tmp_path):
     config = transformers.BertConfig(**TEXT, intermediate_size=48)
     exchange_attention(transformers.BertForSequenceClassification(config), "relu-vit").save_pretrained(tmp_path)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path, num_labels=5, problem_type="multi_label_classification", ignore_mismatched_sizes=True
-    )
-    assert (model.classifier.out_features, model.config.problem_type) == (5, "multi_label_classification")
-    model.save_pretrained(tmp_path / "again")
-    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", output_hidden_states=True)
-    assert again.config.problem_type == "multi_label_classification"
+    open_model = AutoModelForSequenceClassification.from_pretrained
+    fields = {"num_labels": 5, "problem_type": "multi_label_classification", "hidden_dropout_prob": 0.37}
+    open_model(tmp_path, **fields, ignore_mismatched_sizes=True).save_pretrained(tmp_path / "again")
+    again = open_model(tmp_path / "again", output_hidden_states=True)
     assert again(torch.arange(3, 9)[None]).logits.shape == (1, 5)
     assert again(torch.arange(3, 9)[None]).hidden_states
+    assert {name: getattr(again.config, name) for name in fields} == fields
     # what is the default of every configuration is a change here
-    saved = transformers.AutoConfig.from_pretrained(tmp_path / "again")
-    assert (saved.num_labels, saved.problem_type) == (5, "multi_label_classification")
-    usual = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "again", num_labels=2, problem_type=None, ignore_mismatched_sizes=True
-    )
+    usual = open_model(tmp_path / "again", num_labels=2, problem_type=None, ignore_mismatched_sizes=True)
     assert (usual.classifier.out_features, usual.config.num_labels, usual.config.problem_type) == (2, 2, None)
     assert len(usual.exchanged_config().id2label) == 2
-    fields = {"hidden_dropout_prob": 0.37, "use_cache": False}
-    given = AutoModelForSequenceClassification.from_pretrained(tmp_path, **fields).config
-    assert {name: getattr(given, name) for name in fields} == fields
-    other = AutoModelForSequenceClassification.from_pretrained(tmp_path, attention="relu-sum")
+    other = open_model(tmp_path, attention="relu-sum")
     assert other.config.exchanged["attention"]["normalizer"] == "sum"
 
 

@@ -13,7 +13,7 @@ from peft import PrefixTuningConfig, get_peft_model
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import build_model
-from reluformers import ReLUFormerForConditionalGeneration, quantize_int8
+from reluformers import quantize_int8
 from reluformers.configuration.configuration_attention import ACTIVATIONS
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
@@ -314,10 +314,6 @@ def test_weights_and_modules_may_change_between_two_calls(change):
 
 
 def with_hook(model):
-    model.model.decoder.layers[0].mlp.register_forward_hook(lambda module, inputs, output: -output)
-
-
-def with_hook_before(model):
     model.model.encoder.layers[0].mlp.register_forward_pre_hook(lambda module, inputs: (-inputs[0],))
 
 
@@ -377,39 +373,20 @@ def with_processors_of_its_own(model):
     )
 
 
-class Shouting(ReLUFormerForConditionalGeneration):
-    """Reads 7, whatever it wrote."""
+def with_inputs_of_its_own(model):
+    prepare = model.prepare_inputs_for_generation
 
-    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
-        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+    def prepare_sevens(*arguments, **options):
+        inputs = prepare(*arguments, **options)
         return {**inputs, "decoder_input_ids": torch.full_like(inputs["decoder_input_ids"], 7)}
 
-
-def as_subclass(model):
-    model.__class__ = Shouting
-
-
-def with_inputs_of_its_own(model):
-    subclass = copy.deepcopy(model)
-    as_subclass(subclass)
-    model.prepare_inputs_for_generation = subclass.prepare_inputs_for_generation
-
-
-def with_forward_of_the_model(model):
-    forward = model.forward
-
-    def always_nine(**inputs):
-        output = forward(**inputs)
-        output.logits = torch.zeros_like(output.logits).index_fill(-1, torch.tensor(9), 50.0)
-        return output
-
-    model.forward = always_nine
+    model.prepare_inputs_for_generation = prepare_sevens
 
 
 OTHERS = [
-    *(with_hook, with_hook_before, with_forward_of_its_own, with_parametrization, with_subclass),
-    *(in_another_dtype, by_columns, pruned, with_weight_as_attribute, with_method_of_its_own, with_shortened_rows),
-    *(with_processors_of_its_own, as_subclass, with_inputs_of_its_own, with_forward_of_the_model),
+    *(with_hook, with_forward_of_its_own, with_parametrization, with_subclass, in_another_dtype, by_columns, pruned),
+    *(with_weight_as_attribute, with_method_of_its_own, with_shortened_rows, with_processors_of_its_own),
+    with_inputs_of_its_own,
 ]
 CHANGE_NOTHING = (in_another_dtype, by_columns, with_method_of_its_own, with_processors_of_its_own)
 

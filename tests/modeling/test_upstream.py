@@ -136,9 +136,11 @@ def test_untested_transformers_that_never_fits_ends_in_an_error(newer_transforme
 @pytest.mark.parametrize(
     ("saved", "fields"),
     [
-        ({"num_beams": 5, "max_length": 60, "early_stopping": True}, {}),
+        (
+            {"num_beams": 5, "max_length": 60, "early_stopping": True, "repetition_penalty": 1.5},
+            {"attention": "rela-g"},
+        ),
         ({"do_sample": True, "temperature": 0.5, "top_k": 3}, {"attention": "sparsemax"}),
-        ({"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}, {"attention": "rela-g"}),
         ({}, {"max_position_embeddings": 1}),
     ],
     ids=str,

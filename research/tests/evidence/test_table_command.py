@@ -5,10 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -16,18 +14,15 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
-from reluformers.errors import DivergenceError
-from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers.tasks import task_named
 from reluformers.training.checkpoints import checkpoints_of
 from reluformers.translation.evaluation import score_of_sums
 from reluformers_research import runner
 from reluformers_research.causal.scoring import mean_nats
-from reluformers_research.records import RunRecord, load_records
-from reluformers_research.report import _check_same_data
-from reluformers_research.row import Job, _checksum, _source, check_data, run_job
+from reluformers_research.records import load_records
+from reluformers_research.row import Job, _source, run_job
 from reluformers_research.runner import run_here
-from reluformers_research.tables import public_sections, run_name
+from reluformers_research.tables import run_name
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "records"
 TABLE = {
@@ -198,24 +193,34 @@ def test_a_page_is_not_emptied(tmp_path, capsys):
     assert "28.07" in page.read_text()
 
 
-def test_a_finished_table_needs_no_data(tmp_path, capsys):
-    options = ["--setting", "small", "--rows", "small/relu/0", "--seeds", "1", "--records", EVIDENCE]
-    run_command("table", "relu_vit/f3", *options, "data.path=cifar10", "--output_dir", tmp_path)
-    assert "1 of 1 runs are done" in capsys.readouterr().out
-    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
+def row_of_records(folder) -> list[str]:
+    """Arguments for a row of a table that has run, whose data lie in a folder."""
     names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
-    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
-    run_command("table", "reluformer/t2", *options, *files, "--output_dir", tmp_path)
-    assert "1 of 1 runs are done" in capsys.readouterr().out
+    files = [f"data.{split}={folder}/{name}.jsonl.gz" for split, name in names.items()]
+    return ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE, *files]
+
+
+def test_a_finished_table_needs_no_data(tmp_path, capsys):
+    images = [
+        "--setting",
+        "small",
+        "--rows",
+        "small/relu/0",
+        "--seeds",
+        "1",
+        "--records",
+        EVIDENCE,
+        "data.path=cifar10",
+    ]
+    for table in (["relu_vit/f3", *images], ["reluformer/t2", *row_of_records("nowhere")]):
+        run_command("table", *table, "--output_dir", tmp_path)
+        assert "1 of 1 runs are done" in capsys.readouterr().out
 
 
 def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
-    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
-    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
-    for name in names.values():
+    for name in ("train", "validation", "test_2016_flickr"):
         (tmp_path / f"{name}.jsonl.gz").touch()
-    files = [f"data.{split}={tmp_path}/{name}.jsonl.gz" for split, name in names.items()]
-    line = refusal_of(capsys, "table", "reluformer/t2", *options, *files, "--output_dir", tmp_path / "runs")
+    line = refusal_of(capsys, "table", "reluformer/t2", *row_of_records(tmp_path), "--output_dir", tmp_path / "runs")
     assert "its data.train is another file of that name; give --records another folder" in line
 
 
@@ -224,57 +229,8 @@ def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
     content["settings"]["small"]["evaluate"] = {"tokenize": "intl"}
     content["settings"]["small"]["recipe"] = str(Path("scripts/recipes/small_multi30k.yaml").resolve())
     (tmp_path / "t2.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
-    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
-    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE, "--output_dir", tmp_path]
-    line = refusal_of(capsys, "table", tmp_path / "t2.yaml", *options, *files)
+    line = refusal_of(capsys, "table", tmp_path / "t2.yaml", *row_of_records("nowhere"), "--output_dir", tmp_path)
     assert "was scored with {'tokenize': '13a'}, but {'tokenize': 'intl'} is asked for" in line
-
-
-def save_record(files, folder, name) -> None:
-    evaluation = Evaluation(
-        task="translation",
-        data=ScoredData(split="test", source="test", rows=8, unit="sentences", checksum="1"),
-        scores={"bleu": Score(12.0), "chrf": Score(30.0)},
-    )
-    counts = {"bleu": np.ones((8, 10)), "chrf": np.ones((8, 18))}
-    RunRecord(name, public_sections(make_recipe(files)), evaluation=evaluation, counts=counts).save(folder)
-
-
-def test_splits_that_are_named_by_default_are_recorded(files, tmp_path):
-    """And rows whose record names none are compared nevertheless."""
-    recipe = make_recipe(files)
-    recipe.data = replace(recipe.data, path="acme/data", train=None, validation=None, test="test")
-    assert _source(recipe, "train") == {"name": "acme/data", "split": "train"}
-    for seed in (1, 2):
-        save_record(files, tmp_path, f"run-{seed}")
-    records = load_records(tmp_path)
-    _check_same_data("row", [replace(record, data={"train": None}) for record in records])
-
-
-def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
-    """With a mended file of the same name it is another run."""
-
-    def diverge(*arguments, **options):
-        raise DivergenceError("nan")
-
-    job = make_job(files, tmp_path)
-    task = replace(task_named("translation"), train=diverge)
-    monkeypatch.setattr("reluformers_research.row.task_named", lambda name: task)
-    job.save(tmp_path / "job.json")
-    run_job(tmp_path / "job.json")
-    (record,) = load_records(tmp_path / "records")
-    check_data(job, record)
-    source = Path(files["train"]["source"])
-    before = source.read_text()
-    source.write_text("changed\n")
-    _checksum.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="is another file of that name"):
-            check_data(job, record)
-    finally:
-        source.write_text(before)
-        _checksum.cache_clear()
 
 
 @pytest.mark.parametrize(
