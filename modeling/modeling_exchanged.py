@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import transformers
@@ -31,16 +32,6 @@ SUBMODULE = "exchanged_attention"
 IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every module of such a model
 
 
-class Caller:
-    """Hold what an attention reads of its module, without the weights, which hooks may have moved."""
-
-    def __init__(self, module: nn.Module):
-        self.training = module.training
-        for name in ("scaling", "is_causal"):
-            if hasattr(module, name):
-                setattr(self, name, getattr(module, name))
-
-
 class ExchangeableAttention(InterfaceAttention):
     """Compute the attention that hangs on a module, or softmax where nothing hangs, for the interface."""
 
@@ -55,7 +46,9 @@ class ExchangeableAttention(InterfaceAttention):
         found = module._modules[SUBMODULE]
         if found is None:
             return super().forward(module, *states, **keywords)
-        return found(Caller(module), *states, **keywords)
+        # what it reads of the module, without the weights, which hooks would move
+        read = {name: getattr(module, name) for name in ("training", "scaling", "is_causal") if hasattr(module, name)}
+        return found(SimpleNamespace(**read), *states, **keywords)
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))

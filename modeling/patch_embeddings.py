@@ -42,8 +42,8 @@ class PatchEmbeddings(nn.Module):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
         self.grid_size, self.dropout, width = config.grid_size, config.dropout, config.hidden_size
-        self.num_channels, self.patch_size = config.num_channels, config.patch_size
-        self.projection = nn.Conv2d(self.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
+        self.patch_size = config.patch_size
+        self.projection = nn.Conv2d(config.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.pooling == "cls" else None
         registers = torch.empty(1, config.num_register_tokens, width)
         self.register_tokens = nn.Parameter(registers) if config.num_register_tokens else None
@@ -99,10 +99,6 @@ class PatchEmbeddings(nn.Module):
         return grid.flatten(2).transpose(1, 2).to(positions.dtype)
 
     def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
-            raise ValueError(
-                f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
-            )
         (height, width), side = pixel_values.shape[2:], self.patch_size
         if height % side or width % side or not height * width:
             raise ValueError(f"an image is {height} x {width} pixels, but must be in multiples of patch_size ({side})")

@@ -14,7 +14,9 @@ from .tensors import compute_dtype, is_differentiated
 LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
 # whether PyTorch multiplies tiles of bfloat16, and compiled code does not; read once, as a compiler cannot look at it
-MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False) and environ.get("RELUFORMERS_NATIVE") != "amx"
+MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
+if native is not None and environ.get(native.VARIABLE) == native.BY_NAME:
+    MULTIPLIES_TILES = False
 SHORT_TILES = 512  # with tiles of bfloat16, compiled code is faster up to so many keys if half of them are never read
 
 

@@ -61,23 +61,33 @@ _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
     "SymInt? causal_offset, float dropout, str needed_statistics, float power"
 )
-_OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
+_OUTPUTS = "Tensor, Tensor, Tensor, Tensor"
 
 
-def _run_forward(
-    query, key, value, computation, options
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The output, and the statistics that are needed."""
+def _rectified(options: PassOptions, thresholds: Tensor | None = None) -> PassOptions:
+    """A sparse distribution as relu or relu² behind a threshold of each row, which the same kernels compute."""
+    activation, factor = RECTIFIED[options.activation][:2]
+    changes = {"activation": activation, "scale": factor * options.scale, "row_thresholds": thresholds}
+    return options._replace(learned_threshold=None, threshold=0.0, **changes)
+
+
+def _run_forward(query, key, value, computation, options) -> tuple[Tensor | None, ...]:
+    """The output, the statistics that are needed, and the thresholds that were found."""
+    forward, _, find_thresholds = _passes(computation)
     # the operands have one dtype by now; autocast would round the sums inside as well
     with without_autocast(query.device.type):
-        return _passes(computation)[0](query, key, value, options)
+        thresholds = None
+        if options.activation in RECTIFIED:
+            thresholds = find_thresholds(query, key, _rectified(options))
+            options = _rectified(options, thresholds)
+        return *forward(query, key, value, options), thresholds
 
 
 @torch.library.custom_op(
-    f"{NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
+    f"{NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> ({_OUTPUTS}, Tensor)"
 )
-def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Run the forward pass as an operator; statistics that are not needed are empty."""
+def _operator(query, key, value, computation, *options) -> tuple[Tensor, ...]:
+    """Run the forward pass as an operator; what is not needed is empty."""
     output, *sums = _run_forward(query, key, value, computation, PassOptions(*options))
     return output, *(query.new_empty(0, dtype=wide_dtype(query.dtype)) if total is None else total for total in sums)
 
@@ -87,29 +97,10 @@ def _(query, key, value, computation, *options):
     batch, heads, query_len, _ = query.shape
     output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     row = (batch, heads, query_len)
-    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}
-    shapes = shapes[PassOptions(*options).needed_statistics]
+    options = PassOptions(*options)
+    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}[options.needed_statistics]
+    shapes = [*shapes, row if options.activation in RECTIFIED else (0,)]
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
-
-
-def _find_thresholds(query, key, computation, options) -> Tensor:
-    """θ of each row, without gradients, for which its weights sum to 1."""
-    with without_autocast(query.device.type), torch.no_grad():
-        return _passes(computation)[2](query, key, options)
-
-
-@torch.library.custom_op(
-    f"{NAMESPACE}::row_thresholds",
-    mutates_args=(),
-    schema=f"(Tensor query, Tensor key, str computation, {_OPTIONS}) -> Tensor",
-)
-def _threshold_operator(query, key, computation, *options) -> Tensor:
-    return _find_thresholds(query, key, computation, PassOptions(*options))
-
-
-@_threshold_operator.register_fake
-def _(query, key, computation, *_):
-    return query.new_empty(query.shape[:3], dtype=wide_dtype(query.dtype))
 
 
 _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_logs"
@@ -131,7 +122,7 @@ def _run_backward(
 @torch.library.custom_op(
     f"{NAMESPACE}::rectified_attention_backward",
     mutates_args=(),
-    schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}",
+    schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> ({_OUTPUTS})",
 )
 def _backward_operator(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
@@ -156,16 +147,17 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
+    options, (nonzeros, thresholds) = PassOptions(*options), output[3:]
+    if options.activation in RECTIFIED:
+        options = _rectified(options, thresholds)
     tensors, ctx.others = options[:TENSORS], options[TENSORS:]
     ctx.save_for_backward(query, key, value, *tensors)
-    if output[3] is not None:
-        # the count of weights that are not 0
-        ctx.mark_non_differentiable(output[3])
+    ctx.mark_non_differentiable(*(part for part in (nonzeros, thresholds) if part is not None))
     # a gradient that nobody asked for stays None, and no zeros are made for it
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[Tensor | None, ...]:
+def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, *_) -> tuple[Tensor | None, ...]:
     """Gradients in the order of the operator's arguments."""
     query, key, value, *tensors = ctx.saved_tensors
     options = PassOptions(*tensors, *ctx.others)
@@ -357,15 +349,7 @@ def rectified_attention(
     if query.is_floating_point():
         found = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
     if found is None:
-        shapes = [
-            None if part is None else (part.dtype, *part.shape, part.device)
-            for part in (query, key, value, key_padding_mask, first_keys, last_keys)
-        ]
-        raise ValueError(
-            f"query, key, value, key_padding_mask, first_keys and last_keys are {shapes}, but must be on one device: "
-            "floats [batch, heads, length, width] with heads of keys that divide those of queries, keys as wide as "
-            "queries and as many values as keys, bool [batch, key_len], and integers [batch or 1, query_len]"
-        )
+        raise ValueError("shapes, dtypes or devices of query, key, value, key_padding_mask or bounds do not fit")
     output, *statistics = found
     return (output, RowStatistics(*statistics)) if return_stats else output
 
@@ -408,19 +392,10 @@ def attention(
     # a compiler would take the quotient of a length for a constant, and compile anew for each
     is_number = isinstance(divisor, float | int) and not torch.compiler.is_compiling()
     is_number = is_number and (divides_sums or needed == "none")
-    if is_sparse:  # relu and relu² behind a threshold of each row: once that is found, the same kernels compute them
-        activation, factor = RECTIFIED[options.activation][:2]
-        changes = {
-            "activation": activation,
-            "scale": factor * options.scale,
-            "learned_threshold": None,
-            "threshold": 0.0,
-        }
-    elif is_number and can_scale_weights(options, query.dtype):
+    changes = {}
+    if is_number and can_scale_weights(options, query.dtype):
         # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
         changes, divisor = {"scale": options.scale / divisor}, None
-    else:
-        changes = {}
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     if divisor is not None and options.row_factors is None:
         changes["row_factors"] = factors_of_rows(divisor, query)
@@ -433,10 +408,6 @@ def attention(
     if changes:
         options = options._replace(**changes)
     is_plain = _are_plain(query, key, value)
-    if is_sparse:
-        inputs = (query.detach(), key.detach(), computation)
-        found = _find_thresholds(*inputs, options) if is_plain else _threshold_operator(*inputs, *options)
-        options = options._replace(row_thresholds=found)
     # a compiler or a mode follows operators and gets one; for plain tensors the passes are called past it, faster
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:
@@ -445,7 +416,7 @@ def attention(
         outputs = _Function.apply(*trained, computation, options)
     else:  # most calls without gradients are short ones
         outputs = _run_forward(query, key, value, computation, options)
-    output, row_sums, weighted_logs, nonzeros = outputs
+    output, row_sums, weighted_logs, nonzeros, _ = outputs
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":

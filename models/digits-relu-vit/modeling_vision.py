@@ -381,8 +381,8 @@ class PatchEmbeddings(nn.Module):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
         self.grid_size, self.dropout, width = config.grid_size, config.dropout, config.hidden_size
-        self.num_channels, self.patch_size = config.num_channels, config.patch_size
-        self.projection = nn.Conv2d(self.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
+        self.patch_size = config.patch_size
+        self.projection = nn.Conv2d(config.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.pooling == "cls" else None
         registers = torch.empty(1, config.num_register_tokens, width)
         self.register_tokens = nn.Parameter(registers) if config.num_register_tokens else None
@@ -438,10 +438,6 @@ class PatchEmbeddings(nn.Module):
         return grid.flatten(2).transpose(1, 2).to(positions.dtype)
 
     def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
-            raise ValueError(
-                f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
-            )
         (height, width), side = pixel_values.shape[2:], self.patch_size
         if height % side or width % side or not height * width:
             raise ValueError(f"an image is {height} x {width} pixels, but must be in multiples of patch_size ({side})")
@@ -667,7 +663,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
-        given, labels, logits = labels, labels.to(logits.device), at_least_float32(logits)
+        labels, logits = labels.to(logits.device), at_least_float32(logits)
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
@@ -678,12 +674,6 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
                 f"floats {list(logits.shape)}"
             )
-        # elsewhere to look at them would be to wait for them
-        if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
-            largest = config.num_labels - 1 if labels.dim() == 1 else 1
-            wrong = given[~((given >= 0) & (given <= largest + 1e-3))]  # shares may be rounded
-            if len(wrong):
-                raise ValueError(f"labels has {wrong[0].item()}, but must be from 0 to {largest}")
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             targets = labels.long() if labels.dim() == 1 else labels.to(logits.dtype)

@@ -609,13 +609,6 @@ def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | Non
     return past_key_values if is_empty else cache
 
 
-def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero states [batch, length, width] of padding that a caller made: 0 · NaN would reach the real tokens."""
-    if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
-        return states
-    return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
-
-
 class DecoderLayer(TransformerLayer):
     """Causal self-attention, cross-attention and feed-forward network."""
 
@@ -720,9 +713,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if length > longest:
             raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
 
-    def embed(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
         """Look tokens up, normalise, scale, place and drop them, as the first layer takes them."""
         config = self.config
         if inputs_embeds is None:
@@ -731,8 +722,6 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
                 # padding stays padding, because the masks were made of it
                 input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
-        else:
-            inputs_embeds = without_padding(inputs_embeds, mask)
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
         # embeddings start with a spread of 1/√d, and positions are of size 1: without √d they would drown the words
@@ -785,7 +774,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         mask = replace(mask, query_mask=mask.key_padding_mask)
         options = self.attention_options(mask, output_attentions, output_null_rate)
         positions = token_positions(length, 0, attention_mask, device)
-        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions)
         hidden_states, rows = self.run_layers(hidden_states, options)
         site_rows = self.site_rows(rows, mask, "encoder")
         return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, site_rows=site_rows or None)
@@ -827,8 +816,6 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side, and
         weights of cross-attention are then [batch / beams, heads, beams · target_len, source_len].
         """
-        if encoder_hidden_states is None:
-            raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         cache = self.writable_cache(one_cache(past_key_values, cache))
@@ -843,7 +830,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
-        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions)
         (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
@@ -884,11 +871,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
 
     def writable_cache(self, cache: Cache | None) -> EncoderDecoderCache | None:
         """The cache that the layers read and write; None where the backward pass computes them again."""
-        if cache is None:
-            return None
-        if not isinstance(cache, EncoderDecoderCache):
-            raise ValueError(f"past_key_values is a {type(cache).__name__}, but must be an EncoderDecoderCache")
-        if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
+        if cache is None or not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
             return cache
         if cache.get_seq_length() > 0:
             raise ValueError(
@@ -958,17 +941,13 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
             # those of an earlier call do not count again
-            encoder_rows, encoder_states = encoder_outputs.site_rows, encoder_outputs.last_hidden_state
-        else:
-            if not isinstance(encoder_outputs, BaseModelOutput):
-                encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
-            encoder_states = encoder_outputs.last_hidden_state
-            if not getattr(cache, "is_updated", {}).get(0):  # later steps have keys and values of it
-                encoder_states = without_padding(encoder_states, attention_mask)
+            encoder_rows = encoder_outputs.site_rows
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_states,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
             cache=cache,
             inputs_embeds=decoder_inputs_embeds,

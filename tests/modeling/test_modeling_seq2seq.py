@@ -15,7 +15,6 @@ from builders.models import (
     FAMILY_PRESETS,
     PRESETS,
     TINY,
-    all_families,
     all_presets,
     build_model,
     draw_pairs,
@@ -222,33 +221,6 @@ def test_masks_follow_the_inputs_of_a_layer_to_its_device():
         (name,) = fields
         assert getattr(moved, name).device == moved.dense.device == moved.device == torch.device("meta")
         assert mask.to("cpu") is mask
-
-
-@pytest.mark.parametrize("backend", ["eager", "fused"])
-@all_families
-def test_states_of_padding_reach_no_real_token(preset, backend):
-    model, batch = build_model(preset), draw_pairs()
-    model.set_attn_implementation(backend)
-    mask, target = batch["attention_mask"], batch["labels"].clamp_min(0)
-    target_mask = batch["labels"].ne(-100).long()
-    source = {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"]), "decoder_input_ids": target}
-    encoded = {"encoder_outputs": model.get_encoder()(batch["input_ids"], mask)[:1], "decoder_input_ids": target}
-    decoded = {
-        "input_ids": batch["input_ids"],
-        "decoder_inputs_embeds": model.get_decoder().embed_tokens(target),
-        "decoder_attention_mask": target_mask,
-    }
-    for inputs, name, padding in (
-        (source, "inputs_embeds", mask == 0),
-        (encoded, "encoder_outputs", mask == 0),
-        (decoded, "decoder_inputs_embeds", target_mask == 0),
-    ):
-        expected = model(attention_mask=mask, **inputs).logits
-        states = inputs[name][0] if name == "encoder_outputs" else inputs[name]
-        states = states.detach().masked_fill(padding[..., None], torch.nan)
-        given = {**inputs, name: (states,) if name == "encoder_outputs" else states}
-        is_real = target_mask.bool() if name == "decoder_inputs_embeds" else torch.ones_like(target_mask).bool()
-        assert torch.equal(model(attention_mask=mask, **given).logits[is_real], expected[is_real]), name
 
 
 @pytest.mark.parametrize("preset", ["softmax", "reluformer"])

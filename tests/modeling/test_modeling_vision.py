@@ -246,17 +246,10 @@ def test_one_label_is_a_regression_unless_another_problem_is_named():
     assert model(pixels, labels=torch.zeros(3, dtype=torch.long)).loss == 0
 
 
-SHARES = torch.rand(3, 5)
 BAD_INPUTS = {
-    "pixel_values is [3, 1, 8, 12], but must be [batch, 3, height, width]": {"pixel_values": torch.zeros(3, 1, 8, 12)},
-    "pixel_values is [3, 8, 12]": {"pixel_values": torch.zeros(3, 8, 12)},
     "9 x 12 pixels": {"pixel_values": torch.zeros(3, 3, 9, 12)},
     "labels is torch.float32 [3]": {"labels": torch.zeros(3)},
     "labels is torch.int64 [2]": {"labels": torch.zeros(2, dtype=torch.long)},
-    "labels has -100,": {"labels": torch.tensor([0, -100, 1])},
-    "labels has 5,": {"labels": torch.tensor([0, 5, 1])},
-    "labels has 1.5,": {"labels": SHARES.masked_fill(torch.eye(3, 5).bool(), 1.5)},
-    "labels has nan,": {"labels": SHARES.masked_fill(torch.eye(3, 5).bool(), torch.nan)},
 }
 
 
