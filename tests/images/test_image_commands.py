@@ -31,19 +31,6 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
     assert json.loads((out / "results.json").read_text())["steps"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["data.train=no_such_file.parquet"], "no_such_file.parquet"),
-        (["training.ema_decay=2.0"], "2.0"),
-        (["training.eval_strategy=epoch", "data.validation=null"], "eval_strategy"),
-        (["--resume"], "out"),
-    ],
-)
-def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, capsys, arguments, said):
-    assert said in refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
-
-
 def test_broken_images_are_found_before_training(recipe_file, tmp_path, capsys):
     rows = Dataset.from_parquet(str(tmp_path / "train.parquet")).cast_column("image", Image(decode=False)).to_list()
     rows[50]["image"]["bytes"] = rows[50]["image"]["bytes"][:-40]

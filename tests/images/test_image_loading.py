@@ -136,7 +136,6 @@ def test_columns_are_found_by_type_or_named(tmp_path):
     ("columns", "part"),
     [
         ({"label": [0, 1, None, 0, 1, 2]}, "row 3"),
-        ({"label": ["a", "b", "a", None, "b", "a"]}, "row 4"),
         ({"label": [0, 1, -1, 0, 1, -2]}, "row 3"),
         ({"label": ["a", "b", "a", " ", "b", "a"]}, "row 4"),
         ({"label": [0.5] * 6}, "label_column"),

@@ -98,18 +98,6 @@ def test_a_transparent_colour_of_a_resized_crop_is_that_of_the_processor(name):
     torch.testing.assert_close(cropped, whole, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("size", [(33, 47), (300, 20), (1, 1), (256, 341)], ids=str)
-@pytest.mark.parametrize("image_size", [32, [24, 48], 160])
-def test_collator_does_what_the_processor_does(size, image_size):
-    processor = build_image_processor(vision_config("softmax", image_size=image_size, patch_size=8))
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
-    expected = processor(image, return_tensors="pt")["pixel_values"]
-    actual = ImageCollator(processor)([{"image": {"bytes": encode(image), "path": None}}])["pixel_values"]
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    assert actual.dtype == torch.float32
-    assert actual.abs().max() <= 1
-
-
 def test_too_big_images_are_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match="bomb"):

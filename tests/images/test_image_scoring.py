@@ -20,7 +20,6 @@ from reluformers.images.scoring import (
     classify,
     image_batches,
     load_image_model,
-    model_classes,
     top_classes,
 )
 
@@ -89,17 +88,6 @@ def test_classes_are_those_of_single_images_in_order(folder, split, batch_size):
     assert len(split) == 25
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(found.labels)).item()
     assert found.loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_order_of_the_classes_of_the_model_decides(data, folder):
-    plain, (_, processor) = load_image_split(data, "test"), load_image_model(folder)
-    turned = build(names=CLASSES[::-1])
-    assert model_classes(turned.config) == CLASSES[::-1]
-    split = load_image_split(data, "test", classes=model_classes(turned.config))
-    (batch,) = image_batches(split, processor)
-    assert [CLASSES[::-1][label] for label in batch["labels"]] == [
-        plain.features["label"].names[label] for label in plain["label"]
-    ]
 
 
 def test_sigmoid_loss_is_the_model_own(folder, split):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from builders.translation_runs import SIZES, make_recipe, write_pairs
 from reluformers.translation import recipe as translation_recipe
 from reluformers.translation.loading import hold_out, load_splits
@@ -92,17 +92,3 @@ def test_what_cannot_be_held_out(changes):
     sections = make_recipe({"train": {"source": "a", "target": "b"}, "validation": "c.jsonl"}).to_dict()
     with pytest.raises(ValueError, match="held_out"):
         TranslationRecipe.from_dict({**sections, "data": {**sections["data"], **changes}})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--data", "a.en", "b.de", "--target_lang", "de"], "--source_lang"),
-        (["recipe.yaml", "--data", "a", "b", *LANGUAGES], "--data"),
-        (["--data", "none.en", "none.de", *LANGUAGES], "none.en"),
-    ],
-)
-def test_refusals(arguments, named, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert named in refusal_of(capsys, "train", *arguments, "--output_dir", "run")
-    assert not list(tmp_path.iterdir())

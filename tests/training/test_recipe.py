@@ -28,21 +28,13 @@ def recipe_file(tmp_path):
     return path
 
 
-def test_values_of_the_file(recipe_file):
-    recipe = TranslationRecipe.load(recipe_file, ["training.num_train_epochs=3"])
-    assert recipe.model == {"preset": "reluformer", "d_model": 16}
-    assert recipe.training == {"learning_rate": 0.001, "max_tokens": 100, "num_train_epochs": 3.0}
-    assert isinstance(recipe.training["num_train_epochs"], float)
-    assert recipe.data.source_lang == "en"
-    assert recipe.model_config().model_type == "reluformer"
-
-
 def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
     recipe = TranslationRecipe.load(
         recipe_file,
         [
             "model.preset=qknorm",
             "model.attention={score: cosine, scale_length: 50}",
+            "training.num_train_epochs=3",
             "training.learning_rate=2",
             "training.learning_rate=5E-4",
             "training.lr_scheduler_kwargs.factor=0.5",
@@ -54,6 +46,8 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
             "data.revision='1e5'",
         ],
     )
+    assert recipe.model["d_model"] == 16
+    assert isinstance(recipe.training["num_train_epochs"], float)
     assert (recipe.data.name, recipe.data.revision) == ("2024-13-45", "1e5")
     assert recipe.model_config().attention_for("cross").scale_length == 50
     assert recipe.training["learning_rate"] == 0.0005
@@ -69,22 +63,16 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
     [
         (TranslationRecipe, "modle.preset=relu", "'modle'; the nearest allowed is 'model'"),
         (TranslationRecipe, "model.d_modell=8", "'model.d_modell'"),
-        (TranslationRecipe, "training.max_token=8", "'training.max_token'"),
         (TranslationRecipe, "training.output_dir=x", "'training.output_dir'"),
         (TranslationRecipe, "model.preset=relufromer", "model.preset"),
         (TranslationRecipe, "model.vocab_size=8", "model.vocab_size"),
-        (TranslationRecipe, "model.is_encoder_decoder=false", "model.is_encoder_decoder"),
         (TranslationRecipe, "training.max_tokens=true", "training.max_tokens"),
-        (TranslationRecipe, "training.schedule=cosine", "training.schedule"),
         (TranslationRecipe, "decoding.penalty=gnmt", "decoding.penalty"),
         (TranslationRecipe, "data.train=3", "data.train"),
         (TranslationRecipe, "training.seed", "section.key=value"),
-        (TranslationRecipe, "training.seed.high=3", "seed is 1"),
         (TranslationRecipe, "training.seed=[1", "not valid YAML"),
         (ImageRecipe, "model.size=XL/7", "size is 'XL/7'"),
-        (ImageRecipe, "model.num_labels=3", "model.num_labels"),
         (ImageRecipe, "augmentation.crop=square", "augmentation.crop"),
-        (ImageRecipe, "tokenizer.shared=true", "'tokenizer'"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(tmp_path, recipe, change, field):
@@ -93,48 +81,16 @@ def test_a_wrong_value_is_refused_by_name(tmp_path, recipe, change, field):
         recipe.load(tmp_path / "recipe.yaml", [change])
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "model: 3\n", "model: {a: [\n"])
-def test_a_wrong_file_is_refused_by_name(tmp_path, text):
-    (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"recipe\.yaml"):
-        TranslationRecipe.load(tmp_path / "recipe.yaml")
-
-
-def test_an_empty_file_is_a_recipe_of_defaults(tmp_path):
-    (tmp_path / "empty.yaml").write_text("")
-    assert TranslationRecipe.load(tmp_path / "empty.yaml") == TranslationRecipe()
-
-
-def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
-    recipe = TranslationRecipe.load(
-        recipe_file,
-        [
-            "data.train={source: a.en, target: a.de}",
-            "training.adam_epsilon=1e-9",
-            "data.revision='1e5'",
-            "data.name='010'",
-            "data.source_lang=no",
-        ],
-    )
-    recipe.save(tmp_path / "saved.yaml")
-    assert TranslationRecipe.load(tmp_path / "saved.yaml") == recipe
-
-
-def test_a_folder_of_data_is_saved_as_no_name_of_the_hub(recipe_file, tmp_path, monkeypatch):
+def test_a_saved_recipe_reads_the_same_without_tokens(recipe_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data/multi30k").mkdir(parents=True)
-    for path, saved in (("data/multi30k", "./data/multi30k"), ("owner/multi30k", "owner/multi30k")):
-        recipe = TranslationRecipe.load(recipe_file, [f"data.path={path}"])
-        recipe.save("saved.yaml")
-        assert TranslationRecipe.load("saved.yaml").data.path == saved
-        assert recipe.data.path == path
-
-
-def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
-    recipe = TranslationRecipe.load(recipe_file, ["training.hub_token=hf_secret"])
-    recipe.save(tmp_path / "saved.yaml")
-    assert "hf_secret" not in (tmp_path / "saved.yaml").read_text()
-    assert recipe.training["hub_token"] == "hf_secret"
+    changes = ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9", "data.revision='1e5'"]
+    changes += ["data.name='010'", "data.source_lang=no", "data.path=data/multi30k", "training.hub_token=hf_secret"]
+    recipe = TranslationRecipe.load(recipe_file, changes)
+    recipe.save("saved.yaml")
+    assert recipe.training.pop("hub_token") == "hf_secret"
+    recipe.data.path = "./data/multi30k"
+    assert TranslationRecipe.load("saved.yaml") == recipe
 
 
 @pytest.mark.parametrize(
@@ -215,15 +171,12 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
     [
         (None, "train", True),
         (None, "train[:9]", True),
-        ("train[5:]", "train", True),
         ("train[10:20]", "train[19:30]", True),
         ("train[:-5]", "train[-6:]", True),
         ("train+test", "train", True),
-        ("test + train", "train", True),
         ("train[1000:]", "train[-1000:]", True),
         ("train", "train[:500]+validation", True),
         (None, "validation", False),
-        ("train[5:]", "train[:5]", False),
         ("train[:90%]", "train[90%:]", False),
         ("train[5:-5]", "train[-5:]", False),
         ("train[5:]", "test[:10]", False),

@@ -150,14 +150,17 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
         check_same_run(checkpoint, {**now, "processes": 2}, owner)
 
 
-def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
+def test_a_folder_is_neither_written_over_nor_resumed_without_a_whole_checkpoint(files, finished, tmp_path):
     with pytest.raises(ValueError, match="--resume"):
         train_translation(make_recipe(files), finished[0])
-    for wrong in (finished[0], "training.max_steps=10", finished[0] / "checkpoint-99"):
+    for wrong in (finished[0], finished[0] / "checkpoint-99", "last"):
         with pytest.raises(ValueError, match="no complete checkpoint"):
             checkpoint_to_resume(tmp_path, wrong)
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        checkpoint_to_resume(tmp_path, "last")
+    options = {"save_only_model": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    train_translation(make_recipe(files, **options), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="save_only_model"):
+        train_translation(make_recipe(files, **options), tmp_path, resume="last")
 
 
 def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
@@ -169,9 +172,18 @@ def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
     assert_same_weights(checkpoint, tmp_path / "run")
 
 
-def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
-    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "average_last": 2, "max_tokens": 200}
+ENDED_BY_SCHEDULE = PLATEAU | {"eval_steps": 1, "lr_scheduler_kwargs": {"min_lr": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_steps": 3, "average_last": 2}, 3), (ENDED_BY_SCHEDULE, 1)],
+    ids=["average", "schedule"],
+)
+def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch, options, steps):
+    options = {"max_steps": 9, "save_strategy": "steps", "save_steps": 1, "max_tokens": 200} | options
     first = train_translation(make_recipe(files, **options), tmp_path / "run")
+    assert first["steps"] == steps
     shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path)
     # left behind by a longer run
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-9")
@@ -180,24 +192,6 @@ def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
     again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
     assert again == without_time(first)
     assert_same_weights(tmp_path, tmp_path / "run")
-
-
-def test_checkpoints_without_an_optimizer_are_not_trained_on(files, tmp_path):
-    options = {"save_only_model": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    train_translation(make_recipe(files, **options), tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
-    with pytest.raises(ValueError, match="save_only_model"):
-        train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
-
-
-def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkeypatch):
-    options = PLATEAU | {"eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 9}
-    options["lr_scheduler_kwargs"] = {"min_lr": 1.0}
-    first = train_translation(make_recipe(files, **options), tmp_path / "run")
-    assert first["steps"] == 1
-    monkeypatch.setattr(TranslationTrainer, "training_step", None)
-    again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
-    assert again == without_time(first)
 
 
 def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_path, monkeypatch):

@@ -301,14 +301,10 @@ def test_two_processes_train_like_one(starts, tmp_path):
 @pytest.mark.parametrize(
     "model",
     [
-        {"distillation": 1.5},
         {"distillation": float("nan")},
-        {"attention_distillation": -1},
-        {"schedule": "mixed"},
         {"schedule_updates": 9},
         {"start": None, "distillation": 0.5},
         {"schedule": "mixed", "schedule_updates": 9},
-        {"attention_distillation": 1},
     ],
     ids=str,
 )

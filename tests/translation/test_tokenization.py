@@ -63,23 +63,22 @@ def test_references_of_chinese_score_100_against_themselves(shared):
     assert (source.tokenize("，") == source.tokenize(",")) is not shared
 
 
-def test_special_ids_and_inputs(tokenizer):
-    assert [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    encoded = tokenizer("the cat", text_target="der Hund")
+def test_special_ids_and_special_tokens_of_a_text(tokenizer):
+    names = ("pad", "bos", "eos", "unk")
+    assert [getattr(tokenizer, f"{name}_token_id") for name in names] == [0, 1, 2, 3]
+    encoded = tokenizer("the </s> <pad> cat", text_target="der Hund")
     assert set(encoded) == {"input_ids", "attention_mask", "labels"}
     assert encoded["input_ids"].count(2) == encoded["labels"].count(2) == 1
-    assert train_tokenizer(TEXTS, 300, model_max_length=77).model_max_length == 77
+    assert 0 not in encoded["input_ids"]
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer):
-    ids = tokenizer("the </s> <pad> cat").input_ids
-    assert ids.count(2) == 1
-    assert 0 not in ids
+@pytest.mark.parametrize(("size", "fallback"), [(150, False), (400, True)])
+def test_the_same_texts_in_lists_or_not_give_the_same_tokenizer_of_the_size(size, fallback):
+    lists = (TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3))
+    options = {"byte_fallback": fallback, "model_max_length": 77}
+    trained = [train_tokenizer(texts, size, **options) for texts in (TEXTS, lists, TEXTS)]
+    assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in trained}) == 1
+    assert (len(trained[0]), trained[0].model_max_length) == (size, 77)
 
 
 def test_unseen_characters(tokenizer):
@@ -107,31 +106,10 @@ def test_numbers_are_cut_into_groups_on_request(most):
         assert cut.decode(cut(text).input_ids, skip_special_tokens=True) == unicodedata.normalize("NFC", text)
 
 
-def test_size_is_a_limit_that_holds():
-    sizes = [
-        len(train_tokenizer(TEXTS, size, byte_fallback=fallback)) for size, fallback in ((150, False), (400, True))
-    ]
-    assert sizes == [150, 400]
-
-
-def test_training_is_deterministic():
-    assert len({train_tokenizer(TEXTS, 300).backend_tokenizer.to_str() for _ in range(3)}) == 1
-
-
-def test_texts_may_come_in_lists(tokenizer):
-    lists = train_tokenizer((TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3)), 300)
-    assert lists.get_vocab() == tokenizer.get_vocab()
-
-
 def test_impossible_training_is_refused():
-    with pytest.raises(ValueError, match="vocab_size"):
-        train_tokenizer([], 100)
-    with pytest.raises(ValueError, match="vocab_size"):
-        train_tokenizer(["", " "], 100)
-    with pytest.raises(ValueError, match="vocab_size 20"):
-        train_tokenizer(TEXTS, 20)
-    with pytest.raises(ValueError, match="vocab_size 100"):
-        train_tokenizer(["ab"], 100, byte_fallback=True)
+    for texts, size, fallback in (([], 100, False), (TEXTS, 20, False), (["ab"], 100, True)):
+        with pytest.raises(ValueError, match=f"vocab_size {size}"):
+            train_tokenizer(texts, size, byte_fallback=fallback)
 
 
 def test_reloaded_tokenizer_is_the_same(tokenizer, tmp_path):
@@ -157,13 +135,6 @@ def config(**changes):
     return SimpleNamespace(**{"vocab_size": 300, "decoder_vocab_size": None, **ids, **changes})
 
 
-def test_fitting_tokenizer_passes(tokenizer):
-    size = len(tokenizer)
-    check_tokenizers_fit((tokenizer, tokenizer), config(vocab_size=size))
-    check_tokenizers_fit((train_tokenizer(TEXTS[:1], 40), tokenizer), config(vocab_size=40, decoder_vocab_size=size))
-    check_tokenizers_fit((tokenizer, tokenizer), config(vocab_size=size + 8, unk_token_id=None))
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -175,6 +146,7 @@ def test_fitting_tokenizer_passes(tokenizer):
     ],
 )
 def test_misfit_is_named(tokenizer, changes, named):
+    check_tokenizers_fit((tokenizer, tokenizer), config(vocab_size=len(tokenizer) + 8, unk_token_id=None))
     with pytest.raises(ValueError, match=named):
         check_tokenizers_fit((tokenizer, tokenizer), config(**changes))
 

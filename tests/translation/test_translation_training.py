@@ -214,9 +214,11 @@ def test_the_length_of_qknorm_is_measured(prepared):
 def test_two_vocabularies_have_no_matrix_in_common(files, tmp_path):
     recipe = make_recipe(files)
     recipe.model["tying"], recipe.tokenizer.shared, recipe.tokenizer.vocab_size = "decoder", False, 60
+    recipe.tokenizer.max_digits = 2
     prepared = prepare_data(recipe, tmp_path, reuse_tokenizers=False)
     source, target = prepared.tokenizers
     assert source.get_vocab() != target.get_vocab()
+    assert r"▁?\\d{1,2}" in source.backend_tokenizer.to_str()
     config = build_model(recipe, prepared).config
     assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
     recipe.model["tying"] = "all"
@@ -257,14 +259,6 @@ def test_documents_are_written_as_long_as_they_were_learned(files, tokens, longe
     assert _default_max_length(recipe, recipe.model_config()) == 1 + longest
 
 
-def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
-    recipe = make_recipe(files)
-    assert recipe.tokenizer.max_digits is None
-    recipe.tokenizer.max_digits = 2
-    (tokenizer, _) = prepare_data(recipe, tmp_path, reuse_tokenizers=False).tokenizers
-    assert r"▁?\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
-
-
 def test_the_results_show_what_the_model_writes(finished, files):
     folder, results, _ = finished
     examples = results["examples"]
@@ -300,10 +294,3 @@ def test_bleu_in_training_is_decoded_as_the_recipe_says(files, tmp_path, monkeyp
     assert [options.pop("num_beams") for options in seen] == [2, 3]
     assert seen[0] == seen[1]
     assert (seen[0]["penalty"], seen[0]["length_penalty"]) == ("wu", 0.6)
-
-
-def test_a_given_tokenizer_is_used(files, finished, tmp_path):
-    recipe = make_recipe(files, max_steps=1)
-    recipe.tokenizer.path = str(finished[0])
-    prepared = prepare_data(recipe, tmp_path, reuse_tokenizers=False)
-    assert prepared.tokenizers[0].get_vocab() == AutoTokenizer.from_pretrained(finished[0]).get_vocab()
