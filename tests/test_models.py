@@ -14,7 +14,6 @@ from reluformers.saved_code.registry import code_of
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))
 MEGABYTES = {"digits-relu-vit": 1, "tatoeba-en-de": 16, "tatoeba-de-en": 16}
-SENTENCES = {"tatoeba-en-de": "I don't know where he lives.", "tatoeba-de-en": "Ich weiß nicht, wo er wohnt."}
 
 OPEN_DIGITS = """
     import sys
@@ -23,13 +22,6 @@ OPEN_DIGITS = """
 
     classify = pipeline("image-classification", model=sys.argv[1], trust_remote_code=True)
     print(classify(Image.open(sys.argv[2]))[0]["label"])
-"""
-OPEN_TRANSLATOR = """
-    import sys
-    from transformers import pipeline
-
-    translate = pipeline("translation", model=sys.argv[1], trust_remote_code=True)
-    print(translate(sys.argv[2])[0]["translation_text"])
 """
 
 
@@ -46,14 +38,11 @@ def test_a_model_is_a_release_of_this_code(folder):
     assert card.data.eval_results
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        # a stranger translates below
-        pytest.param(folder, id=folder.name, marks=[pytest.mark.slow] if folder.name in SENTENCES else [])
-        for folder in MODELS
-    ],
-)
+# a stranger translates in test_new_user.py
+MARKS = {folder: [pytest.mark.slow] if folder.name.startswith("tatoeba") else [] for folder in MODELS}
+
+
+@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name, marks=MARKS[folder]) for folder in MODELS])
 def test_a_model_answers_as_when_it_was_released(folder):
     assert check_folder(folder).is_stored
 
@@ -64,12 +53,3 @@ def test_a_stranger_classifies_a_digit(tmp_path):
     assert example["validation_accuracy"] > 0.95
     picture = next(folder.glob("example*.png"))
     assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("tatoeba-en-de", "tatoeba-de-en"), pytest.param("tatoeba-de-en", "tatoeba-en-de", marks=pytest.mark.slow)],
-)
-def test_a_stranger_translates_a_sentence(tmp_path, name, other):
-    folder = next(folder for folder in MODELS if folder.name == name)
-    assert run_clean(OPEN_TRANSLATOR, tmp_path, str(folder), SENTENCES[name]).strip() == SENTENCES[other]
