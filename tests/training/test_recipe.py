@@ -9,9 +9,7 @@ import pytest
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.data.sources import check_apart
 from reluformers.images.recipe import ImageRecipe
-from reluformers.images.run import load_splits as load_image_splits
 from reluformers.tasks import load_recipe
-from reluformers.translation import loading as translation_loading
 from reluformers.translation.recipe import TranslationRecipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
@@ -191,11 +189,8 @@ def test_parts_that_share_rows_are_refused(train, validation, share_rows):
 def test_files_that_share_rows_are_refused(tmp_path, monkeypatch):
     """Before they are read; a recipe that names them is one, as a published one says names and no folders."""
     monkeypatch.chdir(tmp_path)
-    rows = {"train": ["b.jsonl", str(tmp_path / "a.jsonl")], "validation": "a.jsonl"}
-    recipe = TranslationRecipe.from_dict({"data": {"source_lang": "en", "target_lang": "de", **rows}})
-    with pytest.raises(ValueError, match=r"data\.validation"):
-        translation_loading.load_splits(recipe.data)
-    recipe = ImageRecipe.from_dict({"data": {"train": "a.parquet", "test": "./a.parquet"}})
-    with pytest.raises(ValueError, match=r"data\.test"):
-        load_image_splits(recipe.data)
+    same = {"train": ["b.jsonl", str(tmp_path / "a.jsonl")], "validation": "./a.jsonl"}
+    for owner in (TranslationRecipe, ImageRecipe):
+        with pytest.raises(ValueError, match=r"data\.validation"):
+            owner.from_dict({"data": same}).data.read(None)
     check_apart(None, {name: {"source": f"{name}.en", "target": f"{name}.de"} for name in ("train", "validation")})

@@ -1,15 +1,14 @@
 """The moving average of the weights: what it is, where it is used, and that a resumed run keeps it."""
 
 import json
-import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from builders.image_runs import make_image_recipe, make_image_trainer, write_images
+from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import check_resuming, training_logs
-from reluformers.images.run import load_splits, train_image_classification
+from reluformers.images.run import train_image_classification
 from reluformers.training.callbacks import WEIGHT_AVERAGE_FILE
 
 DECAY = 0.7
@@ -71,21 +70,3 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
     )
     whole, _ = check_resuming(train_image_classification, recipe, tmp_path)
     assert len(training_logs(whole)) > 3
-
-
-def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, tmp_path):
-    folder, _, options = finished
-    options = {**options, "eval_strategy": "no"}
-    trainer = make_image_trainer(load_splits(make_image_recipe(files).data), tmp_path / "run", **options)
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
-    trainer.weight_average.replace_weights()
-    for name, weight in load_file(folder / "model.safetensors").items():
-        torch.testing.assert_close(dict(trainer.model.named_parameters())[name], weight)
-
-
-def test_other_classes_are_no_resuming(finished, tmp_path):
-    folder, _, options = finished
-    shutil.copytree(folder, tmp_path / "run")
-    other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
-    with pytest.raises(ValueError, match=r"data.train \(classes\)"):
-        train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")
