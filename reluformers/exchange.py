@@ -72,17 +72,13 @@ def exchange_attention(
     modules = {name: _sizes(module) for name, module in chosen.items()}
     model.config.exchanged = {"attention": config.to_dict(), "modules": modules}
     places = [_place_of(module) for module in chosen.values()]
-    try:
-        attach(model)
-        for module, place in zip(chosen.values(), places, strict=True):
-            added = getattr(module, SUBMODULE).to(**place)
-            added.train(module.training)
-            if added.scale is not None and config.score == "dot":
-                own, scaling = _scalings_of(module)
-                init.constant_(added.scale, scaling if config.scale is None else config.scale / own)
-    except BaseException:
-        _detach(model)
-        raise
+    attach(model)
+    for module, place in zip(chosen.values(), places, strict=True):
+        added = getattr(module, SUBMODULE).to(**place)
+        added.train(module.training)
+        if added.scale is not None and config.score == "dot":
+            own, scaling = _scalings_of(module)
+            init.constant_(added.scale, scaling if config.scale is None else config.scale / own)
     model.__class__ = exchanged_class(type(model))
     for part in configs:
         part._attn_implementation_internal = IMPLEMENTATION
@@ -96,7 +92,9 @@ def exchange_attention(
 def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
     """Take an exchanged attention off again: the model computes to the bit what it did before."""
     model.__class__ = model.base_class
-    _detach(model)
+    for name in _sites(model):
+        model.get_submodule(name)._modules.pop(SUBMODULE, None)
+    del model.config.exchanged
     before = getattr(model, "attention_before", None)
     if before is None:  # it was opened so: each part has what its class takes by itself
         before = [part.get_correct_attn_implementation(None) for part in _parts_of(model)]
@@ -173,13 +171,6 @@ def _parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
 def _configs_of(model: PreTrainedModel) -> list:
     """The configurations of all parts of a model, each once."""
     return [part.config for part in _parts_of(model)]
-
-
-def _detach(model: PreTrainedModel) -> None:
-    """Take off what `attach` has hung on a model, and the description of it."""
-    for name in _sites(model):
-        model.get_submodule(name)._modules.pop(SUBMODULE, None)
-    del model.config.exchanged
 
 
 def _place_of(module: nn.Module) -> dict[str, Any]:

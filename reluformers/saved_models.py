@@ -87,8 +87,10 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
     None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
     Raises:
-        ValueError: int8 is asked for off the CPU, or of a model in int8 another.
+        ValueError: int8 is asked for off the CPU, a model in int8 for another, or graphs of ONNX for any.
     """
+    if dtype is not None and next(model.parameters(), None) is None:
+        raise ValueError(f"dtype is {dtype!r}, but graphs of ONNX compute in what they were exported in: leave it out")
     is_int8 = is_quantized(model)
     if is_int8 and dtype not in (None, "int8"):
         raise ValueError(f"the model is saved in int8, and cannot compute in {dtype}")

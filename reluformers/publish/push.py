@@ -87,7 +87,7 @@ def push_to_hub(
         if not card.is_file():
             report(f"{folder}: writing the card")
             write_card(folder, repo_id, revision=name, output=staging, **card_options)
-        elif unused := card_options.keys() - {"held_out"}:
+        elif unused := card_options.keys() - {"held_out", "space"}:
             raise ValueError(f"{', '.join(sorted(unused))}: of a new card, but {folder} has {CARD_FILE}")
         _pin(card, name)
         report(f"{folder}: opening it where reluformers is not installed")

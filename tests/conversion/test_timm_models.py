@@ -129,17 +129,3 @@ def test_heads_can_be_given(tmp_path):
     model = convert(tmp_path, tmp_path / "ours", num_attention_heads=HEADS)
     pixels = torch.randn(2, 3, SIDE, SIDE)
     torch.testing.assert_close(model(pixels).logits, timm_forward(weights, pixels, "token", "none"))
-
-
-@pytest.mark.parametrize(
-    ("more", "config"),
-    [
-        ({"blocks.0.ls1.gamma": torch.ones(WIDTH)}, {}),
-        ({}, {"global_pool": "map"}),
-        ({}, {"model_args": {"act_layer": "mish"}}),
-    ],
-)
-def test_what_cannot_be_expressed_is_refused(more, config, tmp_path):
-    save(tmp_path, timm_weights(**PLAIN) | more, **config)
-    with pytest.raises((KeyError, ValueError)):
-        convert(tmp_path, tmp_path / "ours")

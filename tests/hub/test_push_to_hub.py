@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForSeq2SeqLM
 
-from builders.commands import refusal_of
+from builders.commands import refusal_of, run_command
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, pushed
 from reluformers.publish import push
 from reluformers.publish.card import write_card
@@ -153,6 +153,12 @@ def test_somebody_else_commits_meanwhile(saved, hub, unchecked, monkeypatch):
     with pytest.raises(OSError, match="A commit has happened since"):
         push_to_hub(saved, REPO, api=client(hub))
     assert not hub.repos["models", REPO].tags
+
+
+def test_the_command_pushes_a_folder_with_a_card(saved, hub, unchecked, monkeypatch, capsys):
+    monkeypatch.setattr(push, "HfApi", lambda: client(hub))
+    run_command("push", saved, REPO)
+    assert "v1 is pushed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("token", ["hf_nonsense", "hf_reader", "hf_other", None])
