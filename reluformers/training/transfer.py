@@ -106,8 +106,8 @@ class Transfer(TrainerCallback):
     arXiv 2410.10254; there the modules get the original's inputs, here the model's). The training log has KL per token
     as `distillation_loss` and A as `attention_loss`.
 
-    Both hang on the model as hooks and replaced `forward`s, from the first update to the last or to the end of the
-    schedule, and act in training mode alone: evaluations and checkpoints are of the new model by itself.
+    Both hang on the model as hooks and replaced `forward`s from the first update to the last, and act in training
+    mode alone: evaluations and checkpoints are of the new model by itself.
 
     Args:
         options: what to do.
@@ -132,7 +132,6 @@ class Transfer(TrainerCallback):
         self.statistics: dict[str, Tensor] = {}
         self.shares: dict[str, float] = {}
         self._attached = ExitStack()
-        self._blended = ExitStack()
         self._recording = ExitStack()
         self._calls: Mapping[str, list[Call]] = {}
 
@@ -141,29 +140,23 @@ class Transfer(TrainerCallback):
         if self.original is not None:
             self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
             self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
-        self._share(state.global_step)
-        if min(self.shares.values(), default=1) < 1:
+        if self.options.is_gradual:
             for name, (module, old) in self.pairs.items():
                 module.forward = self._blend(name, module, old)
-                self._blended.callback(delattr, module, "forward")
+                self._attached.callback(delattr, module, "forward")
         if self.options.schedule_updates > state.max_steps:
             logger.warning("training ends before model.schedule_updates, %d", self.options.schedule_updates)
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._share(state.global_step)
-        if min(self.shares.values(), default=1) == 1:
-            self._blended.close()
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self._blended.close()
-        self._attached.close()
-
-    def _share(self, step: int) -> None:
         """Set λ of each module; the attention modules of one layer are exchanged together."""
         layers = {name: name.rpartition(".")[0] for name in self.pairs}
         order = list(dict.fromkeys(layers.values()))  # as they are computed, the encoder's first
-        shares = exchange_shares(self.options.schedule, self.options.schedule_updates, step, len(order))
+        options = self.options
+        shares = exchange_shares(options.schedule, options.schedule_updates, state.global_step, len(order))
         self.shares = {name: shares[order.index(layer)] for name, layer in layers.items()}
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._attached.close()
 
     def _blend(self, name: str, module: nn.Module, old: nn.Module) -> Callable[..., tuple]:
         new = module.forward
