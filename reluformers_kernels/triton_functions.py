@@ -309,6 +309,18 @@ def key_range(
 
 
 @jit
+def only_visible(tile, keys, last, lower, upper, first_keys, last_keys, IS_CAUSAL: tl.constexpr):
+    """A tile with 0 for keys behind the last one of causality, or outside of a bound that there is."""
+    if IS_CAUSAL:
+        tile = tl.where(keys <= last, tile, 0.0)
+    if first_keys is not None:
+        tile = tl.where(keys >= lower, tile, 0.0)
+    if last_keys is not None:
+        tile = tl.where(keys <= upper, tile, 0.0)
+    return tile
+
+
+@jit
 def visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION: tl.constexpr):
     """a·q·k of the keys from `lower` to `upper` of each row that are seen, else −∞    [rows, keys]."""
     scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION) * scale

@@ -30,6 +30,7 @@ from .triton_functions import (
     load_thresholds,
     load_tile,
     log_of,
+    only_visible,
     query_range,
     row_grad_of,
     store_statistic,
@@ -92,12 +93,9 @@ def forward_kernel(
                 weights = activated_and_rounded(scores, value_tile.dtype, ACTIVATION)
             else:
                 weights = activated(scores, ACTIVATION)
-            if IS_CAUSAL and phase == 0:
-                weights = tl.where(keys[None, :] <= rows[:, None] // GROUP + causal_offset, weights, 0.0)
-            if first_keys is not None:
-                weights = tl.where(keys[None, :] >= lower, weights, 0.0)
-            if last_keys is not None:
-                weights = tl.where(keys[None, :] <= upper, weights, 0.0)
+            last_seen = rows[:, None] // GROUP + causal_offset
+            bounds = (lower, upper, first_keys, last_keys)
+            weights = only_visible(weights, keys[None, :], last_seen, *bounds, IS_CAUSAL and phase == 0)
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
                 row_sum += tl.sum(weights, 1)
@@ -236,15 +234,11 @@ def key_kernel(
             factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)[None, :]
             passed = weights * factors
             grads *= factors
-            if IS_CAUSAL and phase == 0:
-                is_visible = keys[:, None] <= rows[None, :] // GROUP + causal_offset
-                passed = tl.where(is_visible, passed, 0.0)
-            if first_keys is not None:
-                lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
-                passed = tl.where(keys[:, None] >= lower, passed, 0.0)
-            if last_keys is not None:
-                upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
-                passed = tl.where(keys[:, None] <= upper, passed, 0.0)
+            lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
+            upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
+            last_seen = rows[None, :] // GROUP + causal_offset
+            bounds = (lower, upper, first_keys, last_keys)
+            passed = only_visible(passed, keys[:, None], last_seen, *bounds, IS_CAUSAL and phase == 0)
             if seed is not None:
                 kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
@@ -254,12 +248,7 @@ def key_kernel(
                 weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[None, :]
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
-            if IS_CAUSAL and phase == 0:
-                grads = tl.where(is_visible, grads, 0.0)
-            if first_keys is not None:
-                grads = tl.where(keys[:, None] >= lower, grads, 0.0)
-            if last_keys is not None:
-                grads = tl.where(keys[:, None] <= upper, grads, 0.0)
+            grads = only_visible(grads, keys[:, None], last_seen, *bounds, IS_CAUSAL and phase == 0)
             grad_key_tile = tl.dot(grads.to(query_tile.dtype), query_tile, grad_key_tile, input_precision=PRECISION)
     grad_key_tile = tl.where(seen[:, None], grad_key_tile * grad_scale, 0.0)
     grad_value_tile = tl.where(seen[:, None], grad_value_tile * value_scale, 0.0)
@@ -324,12 +313,9 @@ def query_kernel(
             if row_sum_grads is not None:
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
-            if IS_CAUSAL and phase == 0:
-                grads = tl.where(keys[None, :] <= rows[:, None] // GROUP + causal_offset, grads, 0.0)
-            if first_keys is not None:
-                grads = tl.where(keys[None, :] >= lower, grads, 0.0)
-            if last_keys is not None:
-                grads = tl.where(keys[None, :] <= upper, grads, 0.0)
+            last_seen = rows[:, None] // GROUP + causal_offset
+            bounds = (lower, upper, first_keys, last_keys)
+            grads = only_visible(grads, keys[None, :], last_seen, *bounds, IS_CAUSAL and phase == 0)
             if grad_rows is not None:
                 if row_sum_grads is not None:
                     grads = tl.where(seen[None, :], grads, 0.0)
