@@ -125,16 +125,17 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
 
     Raises:
         ValueError: the adapter belongs to a model of another class or of other layers.
+        RuntimeError: its weights are not those of its attention.
     """
     folder = Path(folder)
     saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     sites, own = saved.get("sites", list(saved["modules"])), _sites(model)
     if (saved["base_class"], sites) != (type(model).__name__, own):
-        described = f"{saved['base_class']} of {len(sites)} attention modules"
-        raise ValueError(f"{folder} belongs to a {described}, but this is a {type(model).__name__} of {len(own)}")
+        raise ValueError(f"{folder} belongs to a {saved['base_class']} of {len(sites)} attention modules, not to this")
     weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
-    model.load_state_dict({**model.state_dict(), **weights})  # which refuses other names and shapes
+    others = {name: part for name, part in model.state_dict().items() if SUBMODULE not in name.split(".")}
+    model.load_state_dict({**others, **weights})  # which refuses what is missing, or has another name or shape
     return model
 
 
@@ -195,7 +196,8 @@ def _scalings_of(module: nn.Module) -> tuple[float, float]:
 
 def _sizes(module: nn.Module) -> list[int]:
     """Number of heads, width of a head, and width of all outputs of an attention module."""
-    output = next((getattr(module, part).in_features for part in _OUTPUTS if _is_linear(module, part)), None)
+    linear = [part for name in _OUTPUTS if hasattr(part := getattr(module, name, None), "in_features")]
+    output = linear[0].in_features if linear else None
     if output is None and isinstance(getattr(module, "c_proj", None), nn.Module):  # GPT-2 has its weights lying down
         output = module.c_proj.weight.shape[0]
     config = getattr(module, "config", None)
@@ -206,7 +208,3 @@ def _sizes(module: nn.Module) -> list[int]:
     if heads is None and output is not None and width is not None:
         heads = output // width
     return [int(heads), int(width or output // heads), int(output)]
-
-
-def _is_linear(module: nn.Module, name: str) -> bool:
-    return hasattr(getattr(module, name, None), "in_features")
