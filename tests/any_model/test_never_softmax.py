@@ -231,16 +231,12 @@ def test_a_learned_scale_changes_nothing_at_the_start(name):
         {"base_class": "PreTrainedModel"},
         {"base_class": "BertModel"},
         {"base_class": None},
-        # of a model that nobody could build
-        *({"base": size} for size in ({"num_hidden_layers": 10**9}, {"hidden_size": 2**30}, {"vocab_size": 2**40})),
     ],
     ids=str,
 )
 def test_a_changed_configuration_is_refused(change, tmp_path):
     exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    if sizes := change.get("base"):
-        change = {**sizes, "base": config["base"] | sizes}
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=next(iter(change))):
         AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -229,12 +229,8 @@ def attend(
     return torch.cat(outputs, 1), torch.cat(weights, 2) if weights else None, sum(sums) if sums else None
 
 
-def name_module_case(case: dict) -> str:
-    return "-".join(str(value).removeprefix("torch.") for value in case.values())
-
-
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-@pytest.mark.parametrize("case", covering(**MODULES), ids=name_module_case)
+@pytest.mark.parametrize("case", covering(**MODULES), ids=name_of)
 def test_module(case, monkeypatch, threads):
     threads(1)
     if case["computed_by"] != "eager":

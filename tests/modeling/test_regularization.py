@@ -11,21 +11,6 @@ from reluformers.modeling import regularization
 from reluformers.modeling.modeling_seq2seq import ReLUFormerForConditionalGeneration
 
 
-def test_every_query_counts_without_a_query_mask_and_padded_ones_do_not_with_one():
-    weights, counts = torch.rand(2, 3, 7, 7), torch.full((2, 1, 7, 1), 7)
-    real = torch.arange(7) < torch.tensor([[7], [5]])
-
-    def sums(weights, queries):
-        rows = regularization.RowStatistics.of(weights, "all")
-        site = regularization.SiteRows([regularization.tensors_of(rows)], counts, queries)
-        return regularization.regularizer_sums([site], 0.7)
-
-    before = sums(weights, real)
-    assert before[3] == 3 * 12
-    assert sums(weights, None)[3] == 2 * 3 * 7
-    assert torch.equal(sums(weights.masked_fill(~real[:, None, :, None], 5.0), real), before)
-
-
 def test_padding_of_the_target_is_no_null_row():
     model = build_model("rela", vocab_size=40)
     source = torch.arange(4, 10)[None].expand(2, -1)
