@@ -135,7 +135,8 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
     others = {name: part for name, part in model.state_dict().items() if SUBMODULE not in name.split(".")}
-    model.load_state_dict({**others, **weights})  # which refuses what is missing, or has another name or shape
+    # which refuses what is missing, or has another name or shape; the model's own weights stay whatever is in the file
+    model.load_state_dict({**weights, **others})
     return model
 
 
