@@ -659,12 +659,25 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Resize the vocabulary that source and target share."""
-        if self.config.tying != "all":  # transformers would give the output layer the source's size
-            raise ValueError(f"resize_token_embeddings needs tying 'all', but it is {self.config.tying!r}")
+        """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
+        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
+        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
+        if decoder is not None and self.config.tying != "all":
+            parts = [self.get_input_embeddings(), decoder.embed_tokens]
+            if head is not None and self.config.tying == "none":
+                parts.append(head)
+            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
+                if any(part.weight is other.weight for other in parts[:count]):
+                    part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.config.decoder_vocab_size is not None:
+        if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
+        if decoder is not None and self.config.tying != "all":
+            size = self.config.target_vocab_size
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
+            if head is not None and (self.config.tying == "none" or size != self.config.vocab_size):
+                self.set_output_embeddings(self._get_resized_lm_head(head, size))
+            self.tie_weights()
         return embeddings
 
     @torch.no_grad()
