@@ -170,17 +170,25 @@ def test_a_mask_of_the_new_tokens_alone_is_refused(layers):
 
 
 def test_a_replaced_head_is_not_drawn_anew():
-    model = build_model("relu", embedding_norm="fix_norm")
+    model = build_model("relu", embedding_norm="fix_norm", tying="none")
     model.resize_token_embeddings(44)
     head = model.lm_head.weight.clone()
     model.post_init()
     assert torch.equal(model.lm_head.weight, head)
 
 
-@pytest.mark.parametrize("tying", ["decoder", "none"])
-def test_vocabularies_that_are_not_shared_are_not_resized(tying):
-    with pytest.raises(ValueError, match="needs tying 'all'"):
-        build_model("relu", tying=tying).resize_token_embeddings(45)
+def test_resizing_separate_vocabularies_leaves_the_target_side(tmp_path):
+    model, batch = build_model("rela-g", decoder_vocab_size=30, tying="decoder", output_bias=True), draw_pairs()
+    batch["labels"] = batch["labels"].clamp_max(29)
+    before = model(**batch).logits
+    model.resize_token_embeddings(45)
+    torch.testing.assert_close(model(**batch).logits, before)
+    assert model.lm_head.out_features == 30
+    for part in (model, model.model):
+        part.save_pretrained(tmp_path)
+        loaded = type(part).from_pretrained(tmp_path)
+        assert loaded.get_input_embeddings().num_embeddings == 45
+        assert loaded.get_decoder().embed_tokens.num_embeddings == 30
 
 
 REAL, IDS = torch.ones(3, 7), torch.full((3, 7), 5)
