@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import transformers
@@ -32,6 +31,15 @@ SUBMODULE = "exchanged_attention"
 IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every module of such a model
 
 
+class Caller:  # no SimpleNamespace, which torch.compile does not take
+    """What an attention reads of its module, without the weights, which hooks would move."""
+
+    def __init__(self, module: nn.Module):
+        for name in ("training", "scaling", "is_causal"):
+            if hasattr(module, name):
+                setattr(self, name, getattr(module, name))
+
+
 class ExchangeableAttention(InterfaceAttention):
     """Compute the attention that hangs on a module, or softmax where nothing hangs, for the interface."""
 
@@ -46,9 +54,7 @@ class ExchangeableAttention(InterfaceAttention):
         found = module._modules[SUBMODULE]
         if found is None:
             return super().forward(module, *states, **keywords)
-        # what it reads of the module, without the weights, which hooks would move
-        read = {name: getattr(module, name) for name in ("training", "scaling", "is_causal") if hasattr(module, name)}
-        return found(SimpleNamespace(**read), *states, **keywords)
+        return found(Caller(module), *states, **keywords)
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
