@@ -14,6 +14,7 @@ EXTRAS_REQUIRE = {
     "train": [
         "accelerate>=1.10",  # Trainer, with its parallelism_config
         "datasets>=4.8",  # Hub and local data
+        "evaluate>=0.4.3",  # metric interface
         "sacrebleu>=2.4",  # BLEU, chrF and TER with signatures
         "pyyaml>=6.0",  # recipes
         "matplotlib>=3.9",  # curves

@@ -20,7 +20,7 @@ from reluformers.saved_models import DTYPES
 
 from .decoding import Search, load_translation_model, saved_languages, translate
 from .loading import load_translation_split
-from .metrics import bleu_metric
+from .metrics import CorpusMetric, bleu_metric
 from .recipe import TranslationRecipe
 from .rows import PairColumns
 from .tokenized_rows import pack_documents, token_batches, tokenize_pairs
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
-_DETAILS = ("precisions", "bp", "sys_len", "ref_len")  # of BLEU
 _SEARCH = tuple(item.name for item in fields(Search))
 
 
@@ -120,9 +119,8 @@ class TranslationScorer(Scorer):
             del metrics["ter"]
         scores = {}
         for name, metric in metrics.items():
-            found = metric.corpus_score(answers, [references])
-            details = {detail: getattr(found, detail) for detail in _DETAILS if hasattr(found, detail)}
-            scores[name] = Score(found.score, metric.get_signature().format(), details)
+            found = CorpusMetric(metric).compute(predictions=answers, references=references)
+            scores[name] = Score(found.pop("score"), found.pop("signature"), found)
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
         return {"scores": scores, "decoding": self.decoding | precision}
 

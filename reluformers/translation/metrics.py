@@ -1,11 +1,43 @@
-"""BLEU as a language needs it, and the translations of an evaluation that are worth showing."""
+"""sacreBLEU's scores as metrics of `evaluate`, and the translations of an evaluation that are worth showing."""
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+import evaluate
+from datasets import Features, Value
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 
 NUM_EXAMPLES = 5
+_DETAILS = ("precisions", "bp", "sys_len", "ref_len")  # of BLEU
+
+
+class CorpusMetric(evaluate.Metric):
+    """A corpus score of sacreBLEU as a metric of `evaluate`, without network and files.
+
+    `compute(predictions=texts, references=texts)` gives `score` (0 to 100), `signature` and, of BLEU, `precisions`,
+    `bp`, `sys_len` and `ref_len`.
+
+    Args:
+        metric: such as `sacrebleu.metrics.BLEU()`.
+    """
+
+    def __init__(self, metric: Metric):
+        self.metric = metric
+        super().__init__(keep_in_memory=True)  # so that processes cannot collide
+
+    def _build_data_dir(self) -> str:
+        return ""  # in memory no folder is needed, and the home folder may be read-only
+
+    def _info(self) -> evaluate.MetricInfo:
+        rows = Features(dict.fromkeys(("predictions", "references"), Value("string")))
+        return evaluate.MetricInfo(description=type(self).__doc__, citation="Post 2018 (sacreBLEU)", features=rows)
+
+    def _compute(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        found = self.metric.corpus_score(predictions, [references])
+        details = {name: getattr(found, name) for name in _DETAILS if hasattr(found, name)}
+        return {"score": found.score, "signature": self.metric.get_signature().format(), **details}
 
 
 def bleu_metric(language: str | None, tokenize: str | None = None) -> BLEU:

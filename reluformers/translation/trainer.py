@@ -18,7 +18,7 @@ from reluformers.data.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
 from .decoding import translate
-from .metrics import bleu_metric
+from .metrics import CorpusMetric, bleu_metric
 from .recipe import TranslationTrainingArguments
 from .tokenization import save_tokenizers
 from .tokenized_rows import PairStream, token_batches
@@ -129,7 +129,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         dataset, scores = dataloader.dataset, {"loss": self._loss_per_token(dataloader)}
         if self.args.evaluate_bleu or self._asked:
             self.last_translations = self.translations(list(dataset["source"]))
-            scores["bleu"] = self.bleu.corpus_score(self.last_translations, [list(dataset["target"])]).score
+            texts = {"predictions": self.last_translations, "references": list(dataset["target"])}
+            scores["bleu"] = CorpusMetric(self.bleu).compute(**texts)["score"]
         return scores, len(dataset)
 
     def _loss_per_token(self, dataloader: DataLoader) -> float:
