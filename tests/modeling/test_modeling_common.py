@@ -107,6 +107,16 @@ def test_half_precision_stays_finite_and_near(model, dtype):
 
 
 @all_family_models
+def test_autocast_trains_and_stays_near(kind, preset):
+    model = build_model(preset, kind, **KINDS[kind].still).train()
+    expected = model(**KINDS[kind].draw()).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**KINDS[kind].draw()).loss
+    loss.backward()
+    torch.testing.assert_close(loss.float(), expected, rtol=0.05, atol=0.05)
+
+
+@all_family_models
 def test_gradient_checkpointing_gives_the_same_gradients(kind, preset):
     still = KINDS[kind].still
     plain, checkpointed = build_model(preset, kind, **still).train(), build_model(preset, kind, **still).train()

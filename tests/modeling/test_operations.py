@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from functorch.compile import aot_module_simplified, make_boxed_func, min_cut_rematerialization_partition
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import reluformers
@@ -33,13 +34,18 @@ def count_translation(preset: str) -> int:
     return count(model, input_ids=ids, attention_mask=mask, labels=ids)
 
 
+def tiny_llama(attention: str, layers: int, inner: int) -> torch.nn.Module:
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+
+
 def count_llama(attention: str) -> int:
     torch.manual_seed(0)
     ids = torch.randint(5, 99, (4, 160))  # so many that compiled code takes them
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=99, num_key_value_heads=2, **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
-    return count(model, input_ids=ids, labels=ids, use_cache=False)
+    return count(tiny_llama(attention, 6, 64), input_ids=ids, labels=ids, use_cache=False)
 
 
 @needs_code
@@ -58,3 +64,35 @@ def test_operations_of_translation(preset, most):
 )
 def test_operations_of_llama(attention, most):
     assert count_llama(f"{attention}_attention") <= most * count_llama("sdpa")
+
+
+def count_saved_bytes(attention: str) -> int:
+    """Bytes that the compiled forward pass of a Llama keeps for its backward pass, beside its inputs."""
+    kept = []
+
+    def compile_forward(graph, _):
+        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        tensors = [node.meta["val"] for node in outputs if node is not None and node.op != "placeholder"]
+        kept.extend(part.numel() * part.element_size() for part in tensors if isinstance(part, torch.Tensor))
+        return make_boxed_func(graph.forward)
+
+    def backend(graph, inputs):
+        return aot_module_simplified(
+            graph,
+            inputs,
+            fw_compiler=compile_forward,
+            bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+
+    torch._dynamo.reset()
+    ids = torch.randint(5, 99, (2, 192))
+    inputs = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    torch.compile(tiny_llama(attention, 2, 128), backend=backend, fullgraph=True)(**inputs).loss.backward()
+    return sum(kept)
+
+
+@needs_code
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers keep more of sums over rows")
+def test_a_compiled_step_keeps_no_more_than_with_softmax():
+    assert count_saved_bytes("relu_sum_attention") <= 1.1 * count_saved_bytes("sdpa")
