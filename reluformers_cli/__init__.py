@@ -38,7 +38,11 @@ def all_commands() -> dict[str, tuple[str, str]]:
     """
     commands = {name: (f"reluformers.commands.{name}", summary) for name, summary in COMMANDS.items()}
     for entry in entry_points(group="reluformers.commands"):
-        package = entry.load()
+        try:
+            package = entry.load()
+        except ImportError as error:  # one that is broken or half removed takes only its own commands away
+            sys.stderr.write(f"warning: the commands of {entry.value} are left out: {error}\n")
+            continue
         commands |= {name: (f"{package.__name__}.{name}", summary) for name, summary in package.COMMANDS.items()}
     return commands
 

@@ -92,8 +92,9 @@ def test_no_memory_but_its_own_is_touched(tmp_path):
         f"native._file = lambda name: Path({str(library)!r})\n"
         f"raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[str(path) for path in chosen]}]))"
     )
-    sanitizer = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
-    environment = {**os.environ, "LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0"}
+    names = [f"-print-file-name={name}" for name in ("libasan.so", "libstdc++.so.6")]  # torch throws C++ exceptions
+    preloaded = " ".join(subprocess.check_output(["gcc", name], text=True).strip() for name in names)
+    environment = {**os.environ, "LD_PRELOAD": preloaded, "ASAN_OPTIONS": "detect_leaks=0"}
     root = here.parents[2]
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
