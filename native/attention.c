@@ -649,16 +649,21 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, i
   }
 }
 
+// A function for each φ: in one for all, their constants would take each other's registers.
+#define WEIGH(ACTIVATION) \
+  static __attribute__((noinline)) void weigh_##ACTIVATION(const Call *call, int64_t row, int64_t place, int64_t start, \
+                                                           int64_t limit, int64_t width, float *scores) { \
+    weigh(call, row, place, start, limit, width, scores, ACTIVATION); \
+  }
+FOR_EACH_ACTIVATION(WEIGH)
+
 static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
                        const int64_t *limits, int64_t width, float *scores) {
-  for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
-#define WEIGH(ACTIVATION) \
-  case ACTIVATION: weigh(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, ACTIVATION); break;
-    switch (call->activation) {
-      WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(GELU) WEIGH(SOFTPLUS) WEIGH(SIGMOID)
-      WEIGH(IDENTITY) WEIGH(STEP)
-    }
-  }
+#define WEIGHED_BY(ACTIVATION) [ACTIVATION] = weigh_##ACTIVATION,
+  static void (*const by[])(const Call *, int64_t, int64_t, int64_t, int64_t, int64_t, float *) = {
+      FOR_EACH_ACTIVATION(WEIGHED_BY)};
+  for (int64_t r = 0; r < rows; ++r, scores += KEYS)
+    by[call->activation](call, row + r, place, starts[r] - place, limits[r] - place, width, scores);
 }
 
 static void forward_task(Call *call, int64_t task, float *scratch) {
@@ -794,22 +799,24 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
   return sum_of(total);
 }
 
+#define DIFFERENTIATE(ACTIVATION) \
+  static __attribute__((noinline)) float differentiate_##ACTIVATION( \
+      const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width, float *scores, \
+      float *grads) { \
+    return differentiate(call, row, place, start, limit, width, scores, grads, ACTIVATION); \
+  }
+FOR_EACH_ACTIVATION(DIFFERENTIATE)
+
 // Returns Σ dS of some rows; `grad_thresholds`, those of each row, may be NULL.
 static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
                                 const int64_t *limits, int64_t width, float *scores, float *grads,
                                 float *grad_thresholds) {
+#define DIFFERENTIATED_BY(ACTIVATION) [ACTIVATION] = differentiate_##ACTIVATION,
+  static float (*const by[])(const Call *, int64_t, int64_t, int64_t, int64_t, int64_t, float *, float *) = {
+      FOR_EACH_ACTIVATION(DIFFERENTIATED_BY)};
   float total = 0;
   for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
-    float sum = 0;
-#define DIFFERENTIATE(ACTIVATION) \
-  case ACTIVATION: \
-    sum = differentiate(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads, \
-                        ACTIVATION); \
-    break;
-    switch (call->activation) {
-      DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(GELU)
-      DIFFERENTIATE(SOFTPLUS) DIFFERENTIATE(SIGMOID) DIFFERENTIATE(IDENTITY) DIFFERENTIATE(STEP)
-    }
+    float sum = by[call->activation](call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads);
     total += sum;
     if (grad_thresholds) grad_thresholds[statistic_of(call, row + r)] -= sum;
   }

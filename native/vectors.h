@@ -148,6 +148,8 @@ INLINE vec normal_below(vec x) {
 
 // φ that take each number by itself, in the order of `__init__.py`
 enum { RELU, RELU2, RELU6, LEAKY_RELU, GELU, SOFTPLUS, SIGMOID, IDENTITY, STEP, OTHER_ACTIVATIONS };
+#define FOR_EACH_ACTIVATION(DO) \
+  DO(RELU) DO(RELU2) DO(RELU6) DO(LEAKY_RELU) DO(GELU) DO(SOFTPLUS) DO(SIGMOID) DO(IDENTITY) DO(STEP)
 
 // a z that is not a number stays so
 INLINE vec activated(vec z, int activation) {
