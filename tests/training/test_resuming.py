@@ -145,7 +145,7 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     check_same_run(checkpoint, now, owner)
     assert not caplog.text
     check_same_run(checkpoint, {**now, "versions": {**now["versions"], "torch": "1.0"}}, owner)
-    assert f"'torch': '{torch.__version__}" in caplog.text
+    assert str(now["versions"]) in caplog.text
     with pytest.raises(ValueError, match="but 2 is asked for"):
         check_same_run(checkpoint, {**now, "processes": 2}, owner)
 
