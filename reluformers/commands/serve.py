@@ -23,11 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a saved model")
     parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; without it, the saved model's")
     parser.add_argument("--precision", choices=SUFFIXES, help="number format of an export; without it, the finest")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 means all of the machine",
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 means all of the machine")
     parser.add_argument(
         "--port", type=int, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )

@@ -63,7 +63,7 @@ def translation_sites(model, batch) -> dict[str, tuple]:
 
 
 def image_sites(model, batch) -> dict[str, tuple]:
-    """The same of images, where all is visible; the weights of the pooling query are seen by a hook."""
+    """Give what `translation_sites` does for images, where all is visible; a hook sees the pooling query."""
     pooled = []
     if hasattr(model.vit.pooler, "attention"):
         hook = model.vit.pooler.attention.register_forward_hook(lambda *call: pooled.append(call[-1][1]))
