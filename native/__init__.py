@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 5  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 6  # of the structures here and in decoder.py; counts up with that of attention.c
+INTERFACE = 6  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 7  # of the structures here and in decoder.py; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -37,6 +37,7 @@ MAX_HEAD_DIM = 256
 _QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # numbers of the widest vector
+_DROPPED_ROW = 4096  # as in attention.c
 _SCRATCH_OF = {  # function that needs scratch memory → the one that says how much of it a part does
     "forward": "forward_scratch",
     "backward": "backward_scratch",
@@ -182,6 +183,25 @@ def norm_backward(
     norm.keep(output=grad_states, grad_output=grad_output, grad_gain=sums[0], grad_gate=sums[1])
     norm.run("norm_backward", norm.parts)
     return grad_states, *(None if of_parts is None else of_parts.sum(0) for of_parts in sums)
+
+
+class _Dropped(_Arguments):
+    """`Dropped` of attention.c."""
+
+    _fields_ = [
+        *_fields("input output", "count"),
+        ("seed", ctypes.c_uint64),
+        *_fields(floats="dropout", flags="is_bfloat16"),
+    ]
+
+
+def dropout(states: Tensor, probability: float, seed: int) -> Tensor:
+    """Each number times 1/(1 − p), or 0 with probability p; a seed draws the same for each tensor of a size."""
+    call = _Dropped(count=states.numel(), seed=seed, dropout=probability, is_bfloat16=states.dtype == torch.bfloat16)
+    output = torch.empty_like(states, memory_format=torch.contiguous_format)
+    call.keep(input=states, output=output)
+    call.run("drop", -(-call.count // _DROPPED_ROW))
+    return output
 
 
 def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:

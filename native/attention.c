@@ -81,7 +81,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes, here or in decoder.c
-int64_t layout(void) { return 6; }
+int64_t layout(void) { return 7; }
 
 // ---------------------------------------------------------------------------------------------------------- dropout
 
@@ -92,13 +92,13 @@ typedef struct {
 
 // Random numbers of a row of weights: those of a key are a hash of its place, with two words of the row's own. Both
 // passes and every division into tasks and blocks so draw the same.
-INLINE Dropout dropout_of(const Call *call, int64_t row) {
-  uint64_t word = call->seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
+INLINE Dropout dropout_of(uint64_t seed, float share, int64_t row) {
+  uint64_t word = seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
   word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
   word ^= word >> 31;
-  uint32_t drop_below = (uint32_t)(call->dropout * 4294967296.0);
-  return (Dropout){(uint32_t)word, (uint32_t)(word >> 32), drop_below, 1 / (1 - call->dropout)};
+  uint32_t drop_below = (uint32_t)(share * 4294967296.0);
+  return (Dropout){(uint32_t)word, (uint32_t)(word >> 32), drop_below, 1 / (1 - share)};
 }
 
 // D of the keys from `place` on
@@ -109,6 +109,35 @@ INLINE vec kept(Dropout row, int64_t place) {
   x = (x ^ (x >> 15)) * 0x735a2d97u;
   x ^= x >> 15;
   return only((ivec)(x >= row.drop_below), all(row.kept));
+}
+
+// Numbers of any shape times D, as rows of DROPPED_ROW; `rows` of them, the last one of what is left of `count`.
+enum { DROPPED_ROW = 4096 };
+
+typedef struct {
+  const void *input;
+  void *output;
+  int64_t count;
+  uint64_t seed;
+  float dropout;
+  int32_t is_bfloat16;
+} Dropped;
+
+INLINE void drop_rows(const Dropped *call, int64_t begin, int64_t end, int is_bfloat16) {
+  for (int64_t row = begin; row < end; ++row) {
+    Dropout dropout = dropout_of(call->seed, call->dropout, row);
+    int64_t offset = row * DROPPED_ROW * (is_bfloat16 ? 2 : 4), count = least(call->count - row * DROPPED_ROW, DROPPED_ROW);
+    for (int64_t d = 0; d < count; d += LANES) {
+      vec numbers = read_vector(is_bfloat16, (const char *)call->input + offset, d, count) * kept(dropout, d);
+      write_vector(is_bfloat16, (char *)call->output + offset, d, count, numbers);
+    }
+  }
+}
+
+void drop(int64_t begin, int64_t end, void *context) {
+  const Dropped *call = context;
+  if (call->is_bfloat16) drop_rows(call, begin, end, 1);
+  else drop_rows(call, begin, end, 0);
 }
 
 // --------------------------------------------------------------------------------------------------------- products
@@ -627,7 +656,7 @@ static float find_threshold(const Call *call, int64_t start, int64_t limit, floa
 // the first of which has the number `place`; the others, up to `width`, become 0.
 INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
                   float *scores, int activation) {
-  Dropout dropout = dropout_of(call, row);
+  Dropout dropout = dropout_of(call->seed, call->dropout, row);
   float threshold = threshold_of(call, row);
   vec row_sum = all(0), weighted_log = all(0);
   ivec zeros = (ivec)all(0);
@@ -768,7 +797,7 @@ void forward(int64_t thread, int64_t end, void *context) {
 INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
                            float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
-  Dropout dropout = dropout_of(call, row);
+  Dropout dropout = dropout_of(call->seed, call->dropout, row);
   float threshold = threshold_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[statistic_of(call, row)] : 0;
   float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[statistic_of(call, row)] : 0;

@@ -6,7 +6,7 @@ from os import environ
 from types import ModuleType
 
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"  # repository of kernels, "owner/name"; nothing is looked for without it
-NATIVE_INTERFACE = 5  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
+NATIVE_INTERFACE = 6  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
 
 
 def _find_native() -> ModuleType | None:

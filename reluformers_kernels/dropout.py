@@ -5,11 +5,12 @@
 import torch
 from torch import Tensor
 
-from .tensors import is_watched
+from .compiled import native
+from .tensors import are_plain, is_differentiated, is_watched
 
 
 def dropout(states: Tensor, probability: float) -> Tensor | None:
-    """states · D on a processor, else None: compiled code and other devices need no mask in memory.
+    """states · D on a processor, else None: other devices need no mask in memory, and compilers fuse it.
 
     Args:
         states: any shape, floating point.
@@ -17,7 +18,26 @@ def dropout(states: Tensor, probability: float) -> Tensor | None:
     """
     if states.device.type != "cpu" or is_watched():
         return None
+    is_native = native is not None and states.dtype in native.DTYPES and native.is_available()
+    if is_native and are_plain(states) and not is_differentiated():
+        return _Dropout.apply(states, probability, int(torch.randint(2**62, ())))
     return states * keep_factors(states, probability)
+
+
+class _Dropout(torch.autograd.Function):
+    """states · D in compiled code, which draws D anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, states, probability, seed):
+        ctx.shape, ctx.options = states.shape, (probability, seed)
+        return native.dropout(states, probability, seed)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        if are_plain(grad_output):
+            return _Dropout.apply(grad_output, *ctx.options), None, None
+        # many gradients at once
+        return grad_output * native.dropout(torch.ones(ctx.shape, dtype=grad_output.dtype), *ctx.options), None, None
 
 
 def keep_factors(states: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:

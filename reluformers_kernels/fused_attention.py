@@ -32,12 +32,12 @@ from .compiled import native
 from .computation import choose_computation
 from .tensors import (
     NAMESPACE,
+    are_plain,
     at_least_float32,
     empty_heads_inside,
     in_one_dtype,
     is_differentiated,
     is_dispatched,
-    is_watched,
     wide_dtype,
     without_autocast,
 )
@@ -168,7 +168,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, *_) -> tuple[
         grad_row_sums = None
     if options.needed_statistics != "all":
         grad_weighted_logs = None
-    is_plain = not torch.is_grad_enabled() and _are_plain(
+    is_plain = not torch.is_grad_enabled() and are_plain(
         query, key, value, grad_output, grad_row_sums, grad_weighted_logs
     )
     inputs = (grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation)
@@ -213,14 +213,6 @@ class _SumToOne(torch.autograd.Function):
         output, divisor = ctx.saved_tensors
         grad = grad_output / divisor
         return grad.to(output.dtype), -(grad * output).sum(-1)
-
-
-def _are_plain(*states: Tensor | None) -> bool:
-    """Whether nothing follows operators: tensors of PyTorch's own class with numbers in them, and none who watches."""
-    if is_watched() or states[0].device.type == "meta":
-        return False
-    is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
-    return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
 
 
 @dataclass
@@ -407,7 +399,7 @@ def attention(
         changes["needed_statistics"] = "sums"
     if changes:
         options = options._replace(**changes)
-    is_plain = _are_plain(query, key, value)
+    is_plain = are_plain(query, key, value)
     # a compiler or a mode follows operators and gets one; for plain tensors the passes are called past it, faster
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:

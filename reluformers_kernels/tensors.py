@@ -66,6 +66,14 @@ def is_watched() -> bool:
     return is_traced() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def are_plain(*states: Tensor | None) -> bool:
+    """Whether nothing follows operators: tensors of PyTorch's own class with numbers in them, and none who watches."""
+    if is_watched() or states[0].device.type == "meta":
+        return False
+    is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
+    return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
+
+
 def is_differentiated() -> bool:
     """Whether forward-mode derivatives or a transform of `torch.func` are asked for: an operator like ours has none.
 

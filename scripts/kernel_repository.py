@@ -7,7 +7,7 @@
     build/torch-stable-abi…     and with what setup.py compiled of native/ on this machine, for processors
 
 The package in it has `rectified_attention`, `native` for `RELUFORMERS_KERNELS`, and functions for the models of
-transformers: `attn_implementation="OWNER/reluformers-attention@v5:relu_attention"`.
+transformers: `attn_implementation="OWNER/reluformers-attention@v6:relu_attention"`.
 """
 
 import argparse
