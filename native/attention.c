@@ -612,12 +612,32 @@ INLINE float threshold_of(const Call *call, int64_t row) {
 
 // --------------------------------------------------------------------------------------------------------- thresholds
 
+// Move z − `lowest` of the z from `begin` to `end`, whole vectors, to the front where it is above 0; how many these are.
+INLINE int64_t move_positive(float *scores, int64_t begin, int64_t end, float lowest) {
+  int64_t count = 0;
+#if defined(__AVX512F__) && VECTOR_BYTES == 64
+  for (int64_t j = begin; j < end; j += LANES) {
+    __m512 above = (__m512)(LOAD(scores + j) - lowest);
+    __mmask16 kept = _mm512_cmp_ps_mask(above, _mm512_setzero_ps(), _CMP_NLE_UQ);
+    _mm512_storeu_ps(scores + count, _mm512_maskz_compress_ps(kept, above));
+    count += __builtin_popcount(kept);
+  }
+#else
+  for (int64_t j = begin; j < end; j += LANES) STORE(scores + j, activated(LOAD(scores + j) - lowest, RELU));
+  for (int64_t j = begin; j < end; j += 64)
+    for (uint64_t bits = nonzero_bits(scores + j, end - j); bits; bits &= bits - 1)
+      scores[count++] = scores[j + __builtin_ctzll(bits)];
+#endif
+  for (int64_t j = count; j < round_up(count, LANES); ++j) scores[j] = 0;
+  return count;
+}
+
 // θ for which the weights of a row sum to 1, of scores that are used up. It lies less than 1 below the largest z, so that
 // few others matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, begins there and never steps too far,
 // as both are convex in θ and fall.
 static float find_threshold(const Call *call, int64_t start, int64_t limit, float *scores) {
   if (start >= limit) return __builtin_inff();
-  int64_t begin = start / LANES * LANES, count = 0;
+  int64_t begin = start / LANES * LANES;
   vec largest = all(-__builtin_inff());
   for (int64_t j = begin; j < limit; j += LANES) {
     vec z = either(seen_lanes(j, start, limit), LOAD(scores + j) * call->scale, all(-__builtin_inff()));
@@ -627,12 +647,7 @@ static float find_threshold(const Call *call, int64_t start, int64_t limit, floa
   float lowest = largest[0];
   for (int lane = 1; lane < LANES; ++lane) lowest = largest[lane] > lowest ? largest[lane] : lowest;
   lowest -= 1;
-  for (int64_t j = begin; j < limit; j += LANES) STORE(scores + j, activated(LOAD(scores + j) - lowest, RELU));
-  int64_t end = round_up(limit, LANES);
-  for (int64_t j = begin; j < end; j += 64)
-    for (uint64_t bits = nonzero_bits(scores + j, end - j); bits; bits &= bits - 1)
-      scores[count++] = scores[j + __builtin_ctzll(bits)];
-  for (int64_t j = count; j < round_up(count, LANES); ++j) scores[j] = 0;
+  int64_t count = move_positive(scores, begin, round_up(limit, LANES), lowest);
   float threshold = 0;
   for (int step = 0; step < 64; ++step) {
     vec counts = all(0), sums = all(0), squares = all(0);
