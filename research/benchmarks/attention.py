@@ -10,9 +10,11 @@ Example:
 """
 
 import argparse
+import functools
 import importlib.util
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +35,7 @@ from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import computation
 
 PEER = "sdpa"
+BEFORE = " before"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -51,6 +54,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both", "decode"))
     parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        help="another commit, installed by pip install --no-deps --target: ratios of fused ones are to its calls",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -176,7 +184,25 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
             found["adasplash"] = adasplash_entmax15
     if options.candidates:
         found = {name: found[name] for name in dict.fromkeys([PEER, *options.candidates])}
+    if options.before:
+        of_other = partial(with_attention, attention_of(options.before))
+        found |= {f"{name}{BEFORE}": partial(of_other, run) for name, run in found.items() if name.startswith("fused")}
     return found
+
+
+@functools.cache
+def attention_of(folder: Path) -> Callable:
+    """`rectified_attention` of another commit, beside the one of this process."""
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]), mock.patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.startswith(("reluformers_kernels", "reluformers_native"))]:
+            del sys.modules[name]
+        return importlib.import_module("reluformers_kernels").rectified_attention
+
+
+def with_attention(attention: Callable, run: Callable[..., Tensor], *inputs) -> Tensor:
+    """Run a candidate with another `rectified_attention`."""
+    with mock.patch.dict(globals(), rectified_attention=attention):
+        return run(*inputs)
 
 
 def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
@@ -290,7 +316,8 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     times = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
     times, results = in_turn(times, options.rounds), {}
     for name, values in times.items():
-        ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
+        peers = times.get(name + BEFORE, times[PEER])
+        ratios = sorted(value / peer for value, peer in zip(values, peers, strict=True))
         results[name] = {
             "milliseconds": statistics.median(values) * 1000,
             "ratio": statistics.median(ratios),
