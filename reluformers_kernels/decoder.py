@@ -46,16 +46,13 @@ class Unknown(Exception):
 class Translator:
     """A translation model as compiled code reads it: pointers to its weights, which stay its own.
 
-    Args:
-        model: of the library, in evaluation mode on a CPU.
-
-    Raises:
-        Unknown: the compiled code would compute something else.
+    Raises `Unknown` where the compiled code would compute something else.
     """
 
     def __init__(self, model: nn.Module):
         if model.config._attn_implementation not in _BACKENDS:
             raise Unknown(model.config._attn_implementation)
+        self.known: tuple | None = None  # what the last `Call` of search.py has come to
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.width, self.inner = model.config.d_model, 0
@@ -223,57 +220,43 @@ class Translator:
         )
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
-        """Compute states of the encoder [sentences, source length, width] in float32, with zeros for hidden tokens.
-
-        Args:
-            source: tokens [sentences, source length].
-            mask: bool, True = visible, of the same shape.
-        """
+        """Compute states of the encoder [*source.shape, width] in float32, with zeros where the mask is False."""
         no_layers = native_decoder.Stack()
-        search = self._begin(source, mask, None, decoder=ctypes.addressof(no_layers), beams=1, longest=1)
+        search = self._begin(source, mask, decoder=ctypes.addressof(no_layers), beams=1, longest=1)
         search.keep(lengths=torch.zeros(search.parts, dtype=torch.long), is_done=mask.new_ones(len(source)))
         search.run("translate", search.parts)
         states = torch.zeros(*source.shape, self.width)
         states[mask] = search._states[:, : self.width]
         return states
 
-    def _begin(self, source: Tensor | None, mask: Tensor | None, states: Tensor | None, **fields: int) -> Any:
-        """Fill what the encoder reads and writes."""
-        given = source if states is None else states
-        lengths = torch.full((len(given),), given.shape[1]) if mask is None else mask.sum(1)
+    def _begin(self, source: Tensor, mask: Tensor, **fields: int) -> Any:
+        """Fill what the encoder reads and writes, for tokens or its states."""
+        lengths = mask.sum(1)
         starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        encoded = torch.zeros(int(starts[-1]), native_decoder.padded_width(self.width))
+        states = torch.zeros(int(starts[-1]), native_decoder.padded_width(self.width))
         search = native_decoder.Search(
             logits=ctypes.addressof(self.logits),
-            sentences=len(given),
+            sentences=len(mask),
             positions=self.positions,
             width=self.width,
             inner=self.inner,
-            parts=min(torch.get_num_threads(), len(given)),
+            parts=min(torch.get_num_threads(), len(mask)),
             **fields,
         )
-        if states is None:
-            search.encoder = ctypes.addressof(self.encoder)
-            search.keep(source=(source.flatten() if mask is None else source[mask]).int())
+        if source.is_floating_point():
+            states[:, : self.width] = source[mask]
         else:
-            encoded[:, : self.width] = states.flatten(0, 1) if mask is None else states[mask]
-        search.keep(starts=starts, states=encoded)
+            search.encoder = ctypes.addressof(self.encoder)
+            search.keep(source=source[mask].int())
+        search.keep(starts=starts, states=states)
         return search
 
-    def search(
-        self,
-        source: Tensor | None,
-        mask: Tensor | None,
-        states: Tensor | None,
-        prompt: Tensor,
-        options: "SearchOptions",
-    ) -> Tensor:
+    def search(self, source: Tensor, mask: Tensor, prompt: Tensor, options: "SearchOptions") -> Tensor:
         """Search for the tokens [sentences · returned, length].
 
         Args:
-            source: tokens [sentences, source length], or None with states.
-            mask: bool, True = visible, of the same shape; None = all are.
-            states: of the encoder [sentences, source length, width]; None: they are made of the source.
+            source: tokens [sentences, source length], or states of the encoder [sentences, source length, width].
+            mask: bool [sentences, source length], True = visible.
             prompt: first tokens of each row [sentences · beams, length].
             options: what is searched.
 
@@ -285,14 +268,13 @@ class Translator:
         search = self._begin(
             source,
             mask,
-            states,
             decoder=ctypes.addressof(self.decoder),
             beams=beams,
             returned=returned,
             prompt_len=prompt_len,
             longest=longest,
             max_length=options.max_length,
-            is_beam_search=options.is_beam_search,
+            is_beam_search=beams > 1,
             early_stopping=native_decoder.EARLY_STOPPING.index(options.early_stopping),
         )
         sentences = search.sentences
@@ -333,34 +315,21 @@ class Translator:
 
 
 class SearchOptions(NamedTuple):
-    """What is searched, greedily or with beams.
+    """What is searched."""
 
-    Args:
-        beams: of a sentence.
-        returned: hypotheses of a sentence.
-        max_length: most tokens of a row.
-        is_beam_search: or else greedy.
-        padding: behind the last token.
-        ends: tokens that end a sentence.
-        rules: tokens, the first and the last length, exclusive, of rows that they are for, and whether they are forced
-            or must not come.
-        early_stopping: as in `generate`, but never `"never"` without a positive penalty.
-        alpha, offset: log P of n new tokens is divided by ((n + offset) / (1 + offset))^α.
-    """
-
-    beams: int
-    returned: int
-    max_length: int
-    is_beam_search: bool
-    padding: int
-    ends: list[int]
+    beams: int  # of a sentence; 1 is greedy
+    returned: int  # hypotheses of a sentence
+    max_length: int  # most tokens of a row
+    padding: int  # behind the last token
+    ends: list[int]  # tokens that end a sentence
+    # tokens, first and last length (exclusive) of the rows that they are for, and whether they are forced or banned
     rules: list[tuple[list[int], int, int, bool]]
-    early_stopping: bool | str
+    early_stopping: bool | str  # as in `generate`, but never "never" without a positive penalty
     alpha: float
     offset: int
 
     def penalties(self, length: int | Tensor) -> float | Tensor:
-        """What log P of so many new tokens is divided by."""
+        """What log P of n new tokens is divided by: ((n + offset) / (1 + offset))^α."""
         return ((length + self.offset) / (1 + self.offset)) ** self.alpha
 
 
@@ -392,11 +361,7 @@ def _is_torch_changed() -> bool:
 
 
 def _check_shapes(model: nn.Module) -> None:
-    """Hold each tensor to the shape that the configuration gives it: compiled code reads as far as that says.
-
-    Raises:
-        Unknown: a module or a tensor has another shape, or is not there.
-    """
+    """Hold modules and tensors to the shapes that the configuration gives: compiled code reads as far as that says."""
     with torch.device("meta"):
         usual = dict(type(model)(copy.deepcopy(model.config)).named_modules())
     for name, module in model.named_modules():
@@ -418,21 +383,14 @@ def _tensors_of(module: nn.Module) -> list[tuple[dict, str, Tensor]]:
 
 
 class _Seen(NamedTuple):
-    """A module as it was read.
-
-    Args:
-        children: by name.
-        tensors: owner, name, tensor, where it lies, shape, dtype.
-        settings: numbers and names among its attributes.
-        size: how many attributes it has, if it gains none.
-    """
+    """A module as it was read."""
 
     module: nn.Module
     kind: type
     children: dict[str, nn.Module | None]
-    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]
-    settings: list[tuple[str, Any]]
-    size: int | None
+    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]  # owner, name, tensor, place, shape, dtype
+    settings: list[tuple[str, Any]]  # numbers and names among its attributes
+    size: int | None  # how many attributes it has, if it gains none
 
     def is_same(self) -> bool:
         """Whether the module still computes that, on weights at the same place."""
@@ -456,11 +414,7 @@ class _Seen(NamedTuple):
 
 
 def _look_at(module: nn.Module, is_model: bool) -> _Seen:
-    """What there is to see of a module.
-
-    Raises:
-        Unknown: it may compute something else than the library's class.
-    """
+    """What there is to see of a module; raises `Unknown` if it may compute something else than the library's class."""
     own, kind = vars(module), type(module)
     is_replaced = not is_model and any(callable(getattr(kind, name, None)) for name in own)
     is_known = kind in _OF_TORCH or kind.__module__.startswith(_OWN)

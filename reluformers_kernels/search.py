@@ -36,7 +36,6 @@ from .decoder import SearchOptions, Translator
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
 # what the search of transformers calls at each step, and the compiled one does not
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_KNOWN = "_known_search"  # name of the attribute of a model that keeps what its last `Call` has come to
 _PLAIN = (int, float, str, list, tuple, dict, type(None))  # a bool is an int
 _FOREVER = 2**31
 # a configuration, and the pair that a search by another penalty replaces, which `find_options` knows
@@ -74,17 +73,15 @@ class SearchMixin(GenerationMixin):
             call.remember()
         return found
 
-    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **others):
+    def _sample(self, input_ids, **options):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
-        arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
-        found = search(self, *arguments, others)
-        return super()._sample(*arguments, **others) if found is None else found
+        found = search(self, input_ids, **options)
+        return super()._sample(input_ids, **options) if found is None else found
 
-    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **others):
+    def _beam_search(self, input_ids, **options):
         """Beam search by compiled code; what that does not know by transformers."""
-        arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
-        found = search(self, *arguments, others)
-        return super()._beam_search(*arguments, **others) if found is None else found
+        found = search(self, input_ids, **options)
+        return super()._beam_search(input_ids, **options) if found is None else found
 
 
 def search(
@@ -93,7 +90,7 @@ def search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    model_kwargs: dict,
+    **model_kwargs: Any,
 ) -> Tensor | None:
     """What a search of `generate` gives by its own arguments; None if the compiled code does not know it."""
     if model._is_replaced() or not asks_for_tokens(generation_config, model_kwargs):
@@ -104,15 +101,12 @@ def search(
         return None
     outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
     states = outputs[0] if getattr(outputs, "exact", None) is None else outputs.exact
-    if mask is not None:
-        if mask.shape != states.shape[:2]:
-            return None
-        mask = mask[:: options.beams].bool()
-    states = states[:: options.beams]
-    if states.dtype not in (torch.float32, torch.bfloat16) or not are_tokens(input_ids, translator.vocabularies[1]):
+    mask = states.new_ones(states.shape[:2]) if mask is None else mask
+    is_known = mask.shape == states.shape[:2] and states.dtype in (torch.float32, torch.bfloat16)
+    if not is_known or not are_tokens(input_ids, translator.vocabularies[1]):
         return None
     _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
-    return translator.search(None, mask, states, input_ids, options)
+    return translator.search(states[:: options.beams], mask[:: options.beams].bool(), input_ids, options)
 
 
 @dataclasses.dataclass
@@ -127,7 +121,6 @@ def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> 
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))  # the former from transformers 5.24 on
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
-        and not getattr(generation_config, "low_memory", None)
         and generation_config.use_cache
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
@@ -143,18 +136,14 @@ def are_tokens(tokens: Tensor, vocabulary: int) -> bool:
 
 
 class Call:
-    """A call of `generate`, and what one in the same words has come to before.
+    """A call of `generate` by its arguments, and what one in the same words has come to before.
 
     What transformers prepares for one takes as long as several steps. All that it looks at is compared: options, and
     configurations of generation.
-
-    Args:
-        model: that generates.
-        inputs, generation_config, others: arguments of `generate`.
     """
 
     def __init__(self, model: nn.Module, inputs: Tensor | None, generation_config: Any, others: dict[str, Any]):
-        self.model, self.key = model, None
+        self.model, self.key, self.translator = model, None, None
         others = dict(others)
         is_usual = not any(others.get(name) is not None for name in _OTHER_CALLS)
         is_usual &= inputs is None or others.get("input_ids") is None  # or else transformers raises
@@ -165,42 +154,35 @@ class Call:
         is_usual &= is_given and ids.is_cpu and ids.dtype == torch.long
         if is_usual and all(isinstance(value, _PLAIN) for value in values):
             self.key = others, configs, vars(model).get("_update_finished_beams")
-        self.source, self.mask = ids, mask
+            with torch.no_grad():
+                found = Translator.of(model)
+            if found is not None and ids.shape[1] <= found.positions and are_tokens(ids, found.vocabularies[0]):
+                self.translator, self.source, self.mask = found, ids, mask.bool()
         _SEARCHING.found = None
 
     def repeat(self) -> Tensor | None:
         """Tokens, or None if no such call was before, or something else has changed."""
-        known = vars(self.model).get(_KNOWN)
-        if self.key is None or known is None or known[0] != self.key:
+        known = None if self.translator is None else self.translator.known
+        if known is None or known[0] != self.key:
             return None
+        _, options, prompt = known
         with torch.no_grad():
-            translator, (options, prompt) = Translator.of(self.model), known[1]
-            if translator is None or not self._is_readable(translator):
-                return None
             first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
-            if not are_tokens(first, translator.vocabularies[1]):
-                return None
-            return translator.search(self.source, self.mask.bool(), None, first, options)
-
-    def _is_readable(self, translator: Translator) -> bool:
-        is_short = self.source.shape[1] <= translator.positions
-        return is_short and are_tokens(self.source, translator.vocabularies[0])
+            return self.translator.search(self.source, self.mask, first, options)
 
     def encode(self) -> dict[str, EncodedSource]:
         """States of the encoder as an option of `generate`; empty if PyTorch must compute them."""
-        if self.key is None or any(part.get("return_dict_in_generate") for part in (self.key[0], *self.key[1])):
+        is_left = self.translator is None
+        if is_left or any(part.get("return_dict_in_generate") for part in (self.key[0], *self.key[1])):
             return {}
         with torch.no_grad():
-            translator = Translator.of(self.model)
-            if translator is None or not self._is_readable(translator):
-                return {}
-            states = translator.encode(self.source, self.mask.bool())
+            states = self.translator.encode(self.source, self.mask)
         return {"encoder_outputs": EncodedSource(states.to(self.model.dtype), exact=states)}
 
     def remember(self) -> None:
         """Keep what the call has come to, if it was a search of compiled code."""
-        if self.key is not None and _SEARCHING.found is not None:
-            vars(self.model)[_KNOWN] = copy.deepcopy(self.key[:2]) + self.key[2:], _SEARCHING.found
+        if self.translator is not None and _SEARCHING.found is not None:
+            self.translator.known = copy.deepcopy(self.key[:2]) + self.key[2:], *_SEARCHING.found
 
 
 def find_options(
@@ -257,7 +239,6 @@ def find_options(
         beams,
         config.num_return_sequences if beams > 1 else 1,
         max_length,
-        beams > 1,
         0 if padding is None else int(padding),
         ends,
         rules,
