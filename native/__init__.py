@@ -34,7 +34,7 @@ INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
-_QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
+_ROWS_OF_A_TASK = 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # numbers of the widest vector
 _DROPPED_ROW = 4096  # as in attention.c
@@ -226,7 +226,7 @@ def forward(
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if place < number else None for place in range(3)]
     call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
-    call.splits = _splits(call, call.query_len, _QUERIES_OF_A_TASK)
+    call.splits = _splits(call, call.query_len)
     call.run("forward")
     return output, *sums
 
@@ -237,7 +237,7 @@ def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
     call = _Call.of(query, key, key[..., :0], options)
     found = query.new_empty(query.shape[:3], dtype=torch.float32)
     call.keep(found_thresholds=found)
-    call.splits = _splits(call, call.query_len, _QUERIES_OF_A_TASK)
+    call.splits = _splits(call, call.query_len)
     call.run("forward")
     return found
 
@@ -259,7 +259,7 @@ def backward(
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     batch, heads, query_len, head_dim = query.shape
     call = _Call.of(query, key, value, options)
-    splits = call.splits = _splits(call, key.shape[2], _KEYS_OF_A_TASK)
+    splits = call.splits = _splits(call, key.shape[2])
     # those of the queries are sums over the tasks of a head, which take float32
     dtype = query.dtype if splits == 1 else torch.float32
     grad_query = query.new_empty(splits, batch, query_len, heads, head_dim, dtype=dtype)
@@ -289,10 +289,10 @@ def _as_float32(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers.float()
 
 
-def _splits(call: _Call, length: int, least: int) -> int:
+def _splits(call: _Call, length: int) -> int:
     """Into how many tasks a head is divided, so that threads find enough of them."""
     wanted = -(-_TASKS_OF_A_THREAD * torch.get_num_threads() // max(1, call.batch * call.heads))
-    return max(1, min(wanted, length // least))
+    return max(1, min(wanted, length // _ROWS_OF_A_TASK))
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
@@ -318,20 +318,12 @@ def is_available() -> bool:
 
 
 def explain() -> str:
-    """Say what is used, or why nothing is."""
+    """Say what is used, and what there is."""
     built = [name for name in INSTRUCTION_SETS if _is_built(name)]
-    if _parallel_for() is None:
-        return "this torch has no torch_parallel_for"
-    if not built and any(_file(name).exists() for name in INSTRUCTION_SETS):
-        return "compiled from older sources: install reluformers again"
     if not built:
-        return "not built: there was no C compiler (GCC or Clang) when reluformers was installed"
+        return "not built from these sources: install reluformers again, beside a C compiler (GCC or Clang)"
     used = instruction_set()
-    if used is None:
-        wanted = os.environ.get(VARIABLE)
-        reason = f"{VARIABLE} is {wanted}" if wanted else "this processor has other instructions"
-        return f"not used: {reason}; built are {', '.join(built)}"
-    return f"compiled for {used}; built are {', '.join(built)}"
+    return f"{f'compiled for {used}' if used else 'not used'}; built are {', '.join(built)}"
 
 
 @functools.cache

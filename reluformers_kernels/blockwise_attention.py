@@ -46,16 +46,12 @@ class _Block:
         """Numbers of these queries, in the dtype of products    [heads, queries, width]."""
         return states[self.place].to(self.key.dtype)
 
-    def thresholds(self, query: Tensor, options: PassOptions) -> Tensor | None:
-        """θ of each row    [heads, queries, 1]."""
-        thresholds = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
-        return None if thresholds is None else thresholds.expand(query.shape[:3])[self.place][..., None]
-
     def weights(self, scores: Tensor, query: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [heads, queries, keys]."""
-        thresholds = self.thresholds(query, options)
-        if thresholds is not None:  # weights near 0 are differences of large numbers
-            scores = (at_least_float32(scores) - thresholds).to(scores.dtype)
+        of_rows = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
+        if of_rows is not None:  # weights near 0 are differences of large numbers
+            of_rows = of_rows.expand(query.shape[:3])[self.place][..., None]
+            scores = (at_least_float32(scores) - of_rows).to(scores.dtype)
         elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:
@@ -117,7 +113,7 @@ def _blocks(
         rows = min(rows, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
     for row in range(batch):
         seen, padding = _visible_range(options.key_padding_mask, row, key.shape[2])
-        bounds = [_of_row(part, row) for part in (options.first_keys, options.last_keys)]
+        bounds = [None if part is None else part[row % len(part)] for part in (options.first_keys, options.last_keys)]
         columns = max(1, seen.stop - seen.start)
         columns = columns if has_all_keys else min(columns, _KEYS)
         # a product of one head is shared badly by several threads
@@ -138,11 +134,6 @@ def _blocks(
                     states = keys_of_all[:, keys], values_of_all[:, keys]
                     yield _Block(number, (row, some, queries), keys, *states, mask, diagonal)
                     number += 1
-
-
-def _of_row(bounds: Tensor | None, row: int) -> Tensor | None:
-    """First or last key of each query."""
-    return bounds if bounds is None else bounds[row if len(bounds) > 1 else 0]
 
 
 def _visible_range(key_padding_mask: Tensor | None, row: int, key_len: int) -> tuple[slice, Tensor | None]:

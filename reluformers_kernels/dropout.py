@@ -10,12 +10,7 @@ from .tensors import are_plain, is_differentiated, is_watched
 
 
 def dropout(states: Tensor, probability: float) -> Tensor | None:
-    """states · D on a processor, else None: other devices need no mask in memory, and compilers fuse it.
-
-    Args:
-        states: any shape, floating point.
-        probability: share p of elements that become 0, in (0, 1).
-    """
+    """states · D on a processor, for p in (0, 1), else None: other devices keep no mask, and compilers fuse it."""
     if states.device.type != "cpu" or is_watched():
         return None
     is_native = native is not None and states.dtype in native.DTYPES and native.is_available()
@@ -41,14 +36,9 @@ class _Dropout(torch.autograd.Function):
 
 
 def keep_factors(states: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
-    """D: 0 with probability p, else 1/(1 − p); of the shape, dtype and device of the states.
+    """D: 0 with probability p in [0, 1), else 1/(1 − p); of the shape, dtype and device of the states.
 
-    On CPUs the share is p rounded to a multiple of 2⁻¹⁶.
-
-    Args:
-        states: any shape, floating point; not read.
-        probability: p, in [0, 1).
-        generator: random numbers to draw from; torch's own if None.
+    On CPUs the share is p rounded to a multiple of 2⁻¹⁶. Without a generator torch's own draws.
     """
     if states.device.type != "cpu":
         kept = 1 - probability

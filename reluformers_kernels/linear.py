@@ -20,10 +20,7 @@ class PackedLinear(nn.Module):
 
     x ↦ r·(Σ_j q(y)_j·q(w)_ij·s_w,i/127) + l·Σ_j w_ij + b_i with l = min x, r = max x − l and y = (x − l)/r: PyTorch
     takes one scale for all rows of a call, but each y goes from 0 to 1 exactly, so that no row hangs on the others.
-
-    Args:
-        weight: one of PyTorch's, quantised by a scale a row.
-        bias: in float32, if there is one.
+    The weight is one of PyTorch's, quantised by a scale a row, and the bias in float32, if there is one.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -60,21 +57,11 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     The result is for inference on CPUs and cannot be saved; what is saved is a model that torchao has quantised.
 
     Args:
-        model: in float32 on the CPU; it is put in evaluation mode.
+        model: in float32 on the CPU, and no linear layer itself; it is put in evaluation mode.
 
     Returns:
         The same model.
-
-    Raises:
-        ValueError: it is elsewhere, in another data type, or a linear layer itself, which nothing holds.
     """
-    if isinstance(model, nn.Linear):
-        raise ValueError("model is a linear layer, but must hold those that are replaced")
-    # parameters of integers are torchao's, and quantised already
-    weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    for tensor in weights:
-        if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
-            raise ValueError(f"int8 needs a model in float32 on the CPU, got {tensor.dtype} on {tensor.device}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that its quantised tensors will go
         for parent in list(model.modules()):

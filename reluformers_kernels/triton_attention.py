@@ -53,13 +53,8 @@ TILES = {
         256: ((128, 32, 8, 2), (64, 16, 8, 2)),
         "float32": ((64, 32, 8, 2), (32, 16, 4, 1)),
     },
-    "thresholds": {
-        64: ((128, 128, 8, 2), (64, 64, 4, 3)),
-        128: ((128, 128, 8, 2), (64, 64, 4, 3)),
-        256: ((128, 64, 8, 2), (64, 32, 4, 2)),
-        "float32": ((64, 32, 4, 2), (16, 32, 4, 1)),
-    },
 }
+TILES["thresholds"] = TILES["forward"] | {128: TILES["forward"][64]}
 LARGE_MEMORY = 200 * 2**10  # bytes of shared memory that the first tiles are for
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = (16, 16, 4, 1)

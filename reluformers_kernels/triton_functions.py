@@ -20,7 +20,7 @@ else:
 def jit(function: Callable) -> Callable:
     """`triton.jit`, compiled once for all lengths; without triton the bare function, so that this file loads."""
     varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "bound_batches", "drop_below"]
-    varying += ["t0", "t1", "t2"]
+    varying += ["t0", "t1", "t2", "row_number"]
     return function if triton is None else triton.jit(function, do_not_specialize=varying)
 
 

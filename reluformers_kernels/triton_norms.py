@@ -11,22 +11,16 @@ gradients of g and w, so that a repeated step gives the same bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .triton_functions import tl, triton
+from .triton_functions import jit, tl, triton
 from .triton_start import start
 
 WIDEST = 8192  # numbers of a row, which one program holds in registers
 PROGRAMS = 512  # of a backward pass, some four for each multiprocessor of a large GPU
 NUMBERS = 4096  # that a program holds at a time
-
-
-def jit(function: Callable) -> Callable:
-    """`triton.jit`, compiled once for all numbers of rows; without triton the bare function."""
-    return function if triton is None else triton.jit(function, do_not_specialize=["row_number"])
 
 
 @jit
