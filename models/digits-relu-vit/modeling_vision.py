@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vision Transformers for image classification whose families differ by their configuration alone."""
 
-import copy
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -177,15 +175,6 @@ logger = logging.get_logger(__name__)
 _JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
 
 
-def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two weights are equal; one that is missing or on the meta device counts as equal."""
-    if first is None or second is None or "meta" in (first.device.type, second.device.type):
-        return True
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
-
-
 class TransformerPreTrainedModel(PreTrainedModel):
     """Abilities of all models, and the initialisation of every module that several of them have."""
 
@@ -204,14 +193,12 @@ class TransformerPreTrainedModel(PreTrainedModel):
         super()._initialize_weights(module)
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
-        """Save so that the folder computes what the model does.
+        """Save as transformers does; weights that the configuration does not tie open as weights of their own.
 
-        A model that its configuration does not build, with a replaced layer, a weight of another shape or a broken
-        tie, is refused with a `ValueError`. Adapters and quantised models are saved as transformers does it. The
-        folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
+        The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
-            state_dict = self._weights_to_save(state_dict)
+            state_dict = self._without_other_ties(self.state_dict() if state_dict is None else state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
         folder = PurePath(save_directory)
         if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
@@ -223,38 +210,15 @@ class TransformerPreTrainedModel(PreTrainedModel):
             elif self.config.payload_writer is not None:
                 self.config.payload_writer(self.config, folder.parent)
 
-    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
-        weights = dict(self.state_dict() if state_dict is None else state_dict)
-        with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
-            opened = type(self)(copy.deepcopy(self.config))
-        modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
-        differences = []
-        for name, module in opened.named_modules(remove_duplicate=False):
-            found = modules.get(name, module)
-            # a class that FSDP or transformers has put around it has the same forward inside
-            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
-                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-        names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
-        sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
-        differences += [
-            f"{name} is {sizes.get(name, 'missing')}, not {wanted.get(name, 'there')}"
-            for name in names
-            if sizes.get(name) != wanted.get(name)
-        ]
-        for target, source in opened.all_tied_weights_keys.items():
-            if source in weights and target in weights and not is_same(weights[source], weights.pop(target)):
-                differences.append(f"{target} is not {source}, to which it is tied")
-        if differences:
-            raise ValueError(
-                f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
-                f"{len(differences)} places: {'; '.join(differences[:3])}"
-            )
-        self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
-        for name, tensor in weights.items():  # what else is shared opens as weights of their own
-            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
-                weights[name] = tensor.clone()
-            storages.add(id_tensor_storage(tensor))
+    def _without_other_ties(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy weights that share memory without being tied, as after PEFT has cut a tie, which no file can say."""
+        tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
+        for name, tensor in state_dict.items():
+            storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
+            is_tied = source is not None and id_tensor_storage(source) == storage
+            is_copied = storage in storages and not is_tied and tensor.device.type != "meta"
+            weights[name] = tensor.clone() if is_copied else tensor
+            storages.add(storage)
         return weights
 
     @torch.no_grad()
