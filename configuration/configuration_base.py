@@ -141,18 +141,6 @@ class TransformerConfig(PreTrainedConfig):
                 own_name = self.attribute_map.get(name, name)
                 check_number(type(self).__name__, own_name, value, interval, integer=integer)
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """Build as transformers does; a file of a newer format is refused before its fields are read."""
-        version = config_dict.get("format_version", FORMAT_VERSION)
-        check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
-                "install a newer reluformers"
-            )
-        return super().from_dict(config_dict, **kwargs)
-
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
         # presets are written out by their fields: a name would mean what a later version makes of it

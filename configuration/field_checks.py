@@ -2,15 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of configuration fields, whose errors are one line with the field, its value and what is allowed."""
 
-import types
-import typing
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
-
-_NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
 
 
 def strict_fields(cls: type) -> type:
@@ -18,7 +14,6 @@ def strict_fields(cls: type) -> type:
 
     Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
-    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
     set_field, run_validators = cls.__setattr__, cls.validate
 
@@ -28,8 +23,8 @@ def strict_fields(cls: type) -> type:
         try:
             set_field(self, name, value)
         except StrictDataclassFieldValidationError as error:
-            allowed = _describe(self.__dataclass_fields__[name].type)
-            raise ValueError(f"{type(self).__name__}.{name} is {value!r}, but must be {allowed}") from error
+            reason = " ".join(str(error.__cause__).split())
+            raise ValueError(f"{type(self).__name__}.{name}: {reason}") from error
 
     @wraps(run_validators)
     def validate(self: Any) -> None:
@@ -38,24 +33,8 @@ def strict_fields(cls: type) -> type:
         except StrictDataclassClassValidationError as error:
             raise ValueError(str(error.__cause__)) from error
 
-    cls.validate = validate
-    if not is_checked:
-        cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
-        cls.__setattr__ = own_setattr
-    else:
-        del cls.__setattr__
+    cls.__setattr__, cls.validate = set_checked, validate
     return cls
-
-
-def _describe(hint: Any) -> str:
-    """A type in words: "one of 'a', 'b'", "a number or None"."""
-    if typing.get_origin(hint) is Literal:
-        return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        parts = typing.get_args(hint)
-        return " or ".join(_describe(part) for part in parts if part is not int or float not in parts)
-    return _NOUNS.get(hint, str(hint))
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -492,6 +492,11 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
             lecun_normal_(linear.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
+        elif module is getattr(self, "classifier", None):
+            init.constant_(module.bias, self.config.head_bias_init)
+            if self.config.initialization == "big_vision":
+                # as in big_vision: before the first update all classes are equally likely
+                init.zeros_(module.weight)
 
 
 class VisionTransformerModel(VisionTransformerPreTrainedModel):
@@ -579,15 +584,6 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         self.classifier = nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
         self.post_init()
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if module is self.classifier:
-            init.constant_(module.bias, self.config.head_bias_init)
-            if self.config.initialization == "big_vision":
-                # as in big_vision: before the first update all classes are equally likely
-                init.zeros_(module.weight)
-
     @can_return_tuple
     def forward(
         self,
@@ -633,17 +629,14 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
                 raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
             return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
-        if labels.shape not in (logits.shape, logits.shape[:1]) or (labels.dim() == 1 and labels.is_floating_point()):
-            raise ValueError(
-                f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
-                f"floats {list(logits.shape)}"
-            )
+        # PyTorch refuses what fits neither: a float for each image, or another number of rows or classes
+        are_classes = labels.dim() == 1 and not labels.is_floating_point()
+        labels = labels.long() if are_classes else labels.to(logits.dtype)
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
-            targets = labels.long() if labels.dim() == 1 else labels.to(logits.dtype)
-            return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+            return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
         # one class an image is a case of several: its id becomes a row of 0 and 1
-        targets = functional.one_hot(labels.long(), config.num_labels) if labels.dim() == 1 else labels
+        targets = functional.one_hot(labels, config.num_labels) if are_classes else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / divisor

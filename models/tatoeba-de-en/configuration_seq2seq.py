@@ -5,8 +5,6 @@
 import copy
 import difflib
 import math
-import types
-import typing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from pathlib import PurePath
@@ -21,15 +19,11 @@ from transformers import PreTrainedConfig
 # Checks of configuration fields, whose errors are one line with the field, its value and what is allowed.
 
 
-_NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
-
-
 def strict_fields(cls: type) -> type:
     """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
 
     Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
-    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
     set_field, run_validators = cls.__setattr__, cls.validate
 
@@ -39,8 +33,8 @@ def strict_fields(cls: type) -> type:
         try:
             set_field(self, name, value)
         except StrictDataclassFieldValidationError as error:
-            allowed = _describe(self.__dataclass_fields__[name].type)
-            raise ValueError(f"{type(self).__name__}.{name} is {value!r}, but must be {allowed}") from error
+            reason = " ".join(str(error.__cause__).split())
+            raise ValueError(f"{type(self).__name__}.{name}: {reason}") from error
 
     @wraps(run_validators)
     def validate(self: Any) -> None:
@@ -49,24 +43,8 @@ def strict_fields(cls: type) -> type:
         except StrictDataclassClassValidationError as error:
             raise ValueError(str(error.__cause__)) from error
 
-    cls.validate = validate
-    if not is_checked:
-        cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
-        cls.__setattr__ = own_setattr
-    else:
-        del cls.__setattr__
+    cls.__setattr__, cls.validate = set_checked, validate
     return cls
-
-
-def _describe(hint: Any) -> str:
-    """A type in words: "one of 'a', 'b'", "a number or None"."""
-    if typing.get_origin(hint) is Literal:
-        return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        parts = typing.get_args(hint)
-        return " or ".join(_describe(part) for part in parts if part is not int or float not in parts)
-    return _NOUNS.get(hint, str(hint))
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -406,18 +384,6 @@ class TransformerConfig(PreTrainedConfig):
             if (value := getattr(self, name)) is not None:
                 own_name = self.attribute_map.get(name, name)
                 check_number(type(self).__name__, own_name, value, interval, integer=integer)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """Build as transformers does; a file of a newer format is refused before its fields are read."""
-        version = config_dict.get("format_version", FORMAT_VERSION)
-        check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
-                "install a newer reluformers"
-            )
-        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
