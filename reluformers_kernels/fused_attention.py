@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .activations import (
+    ACTIVATIONS,
     NOT_NEGATIVE,
     POWER,
     RECTIFIED,
@@ -283,6 +284,10 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
+    # in words that the compiler can trace
+    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
+    if activation not in known:
+        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
     if not power > 0 or (activation != POWER and power != 1):
         raise ValueError(f"power is {power} with {activation!r}, but must be above 0, or 1 without {POWER!r}")
     if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
@@ -336,7 +341,7 @@ def rectified_attention(
     if query.is_floating_point():
         found = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
     if found is None:
-        raise ValueError("activation, query, key, value, key_padding_mask or bounds do not fit")
+        raise ValueError("shapes, dtypes or devices of query, key, value, key_padding_mask or bounds do not fit")
     output, *statistics = found
     return (output, RowStatistics(*statistics)) if return_stats else output
 

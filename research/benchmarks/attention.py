@@ -6,7 +6,7 @@ round. With one thread the processor's time is taken, which neighbours on the ma
 OMP_WAIT_POLICY=PASSIVE: where others run too, spinning threads make a call many times as long.
 
 Example:
-    python research/benchmarks/attention.py --lengths 197 256 1024 4096 --rounds 9
+    python research/benchmarks/attention.py --lengths 197 256 1024 4096 --rounds 9 --plot attention.png
 """
 
 import argparse
@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
+from reluformers.files import atomic_write, write_json
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import computation
 
@@ -64,6 +65,8 @@ def parse_arguments() -> argparse.Namespace:
         "--graph", action="store_true", help="replay calls from a CUDA graph: the GPU's time without that of Python"
     )
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
+    parser.add_argument("--output", type=Path, help="JSON file for all numbers")
+    parser.add_argument("--plot", type=Path, help="picture of time and memory over length")
     return parser.parse_args()
 
 
@@ -338,6 +341,29 @@ def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
         )
 
 
+def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -> None:
+    """Ratio of time, and memory, over the length; one panel for each mask and pass."""
+    from matplotlib.figure import Figure
+
+    from reluformers.evaluation.plotting import line_style
+
+    panels = list(dict.fromkeys((entry["pass"], entry["mask"]) for entry in everything))
+    kinds = ["ratio", "megabytes"] if options.memory else ["ratio"]
+    figure = Figure(figsize=(4.2 * len(panels), 3.4 * len(kinds)), layout="constrained")
+    for place, axes in enumerate(figure.subplots(len(kinds), len(panels), squeeze=False).flat):
+        kind, panel = kinds[place // len(panels)], panels[place % len(panels)]
+        entries = [entry for entry in everything if (entry["pass"], entry["mask"]) == panel]
+        for number, name in enumerate(dict.fromkeys(name for entry in entries for name in entry["results"])):
+            points = [(e["length"], e["results"][name][kind]) for e in entries if name in e["results"]]
+            axes.plot(*zip(*points, strict=True), **line_style(number), linewidth=1.5, markersize=5, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="length", title=f"{panel[0]}, {panel[1]}")
+        axes.set_ylabel("time / time of sdpa" if kind == "ratio" else "peak MB of a call")
+        axes.grid(color="0.9")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels), frameon=False)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=130)
+
+
 def main() -> None:
     options = parse_arguments()
     if options.graph and (DEVICE != "cuda" or options.memory):
@@ -349,11 +375,17 @@ def main() -> None:
         f"{options.threads} threads, {options.dtype}, heads of {options.width}"
     )
     print(f"compiled code: {'not installed' if computation.native is None else computation.native.explain()}")
+    everything = []
     for job in options.passes:
         for mask in options.masks if job != "decode" else ["full"]:
             for length in options.lengths:
                 results = measure(length, job, mask, options)
                 print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
+                everything.append({"pass": job, "mask": mask, "length": length, "results": results})
+    if options.output:
+        write_json(options.output, everything)
+    if options.plot:
+        draw_plot(options.plot, everything, options)
 
 
 if __name__ == "__main__":
