@@ -36,7 +36,6 @@ _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
 _BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
 _DTYPES = (torch.float32, torch.bfloat16)
-_FEED_FORWARDS = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "softmax", "sigmoid", "identity", "swish")
 
 
 class Unknown(Exception):
@@ -129,9 +128,7 @@ class Translator:
     def _norm(self, norm: nn.Module | None) -> Any:
         if norm is None or type(norm) is nn.Identity:
             return native_decoder.Norm()
-        kind = _NORMS.get(type(norm).__name__)
-        if kind is None:
-            raise Unknown(type(norm).__name__)
+        kind = _NORMS[type(norm).__name__]
         gain = "factor" if kind == "unit_length" else "gain"
         vectors = {gain: norm.weight, "bias": getattr(norm, "bias", None), "gate": getattr(norm, "gate", None)}
         vectors = {name: self._vector(vector) for name, vector in vectors.items()}
@@ -143,8 +140,6 @@ class Translator:
 
     def _attention(self, site: nn.Module) -> Any:
         config = site.attention
-        if config.activation not in native_decoder.ACTIVATIONS:
-            raise Unknown(config.activation)
         is_cosine = config.score == "cosine"
         return native_decoder.Attention.of(
             query=self._linear(site.q_proj),
@@ -173,8 +168,6 @@ class Translator:
 
     def _layer(self, layer: nn.Module) -> Any:
         own, cross, mlp = layer.self_attn, getattr(layer, "cross_attn", None), layer.mlp
-        if mlp.activation_name not in _FEED_FORWARDS:
-            raise Unknown(mlp.activation_name)
         name = "swish" if mlp.activation_name == "silu" else mlp.activation_name
         beta = 1.0 if mlp.activation_name == "silu" else mlp.initial_swish_beta
         self.inner = max(self.inner, mlp.fc1.out_features)

@@ -173,11 +173,11 @@ def _row_places(rows, stride, head_stride, GROUP: tl.constexpr):
 
 
 @jit
-def load_row(rows, count, places, length):
-    """Load places of row number `count` of [count, length], 1 if there are no rows."""
-    numbers = tl.full(places.shape, 1.0, tl.float32)
+def load_row(rows, count, places, length, OTHERWISE: tl.constexpr):
+    """Load places of row number `count` of [count, length]; another number where there are no rows."""
+    numbers = places * 0 + OTHERWISE
     if rows is not None:
-        numbers = tl.load(rows + count.to(tl.int64) * length + places, mask=places < length, other=0.0)
+        numbers = tl.load(rows + count.to(tl.int64) * length + places, mask=places < length, other=0)
     return numbers
 
 
@@ -260,21 +260,12 @@ def _last_seen(key_padding_mask, batch, key_len):
 
 
 @jit
-def load_bound(bound, count, places, length, OTHERWISE: tl.constexpr):
-    """Load first or last keys of some rows of number `count`; another number where there are none."""
-    numbers = tl.full(places.shape, OTHERWISE, tl.int32)
-    if bound is not None:
-        numbers = tl.load(bound + count.to(tl.int64) * length + places, mask=places < length, other=OTHERWISE)
-    return numbers
-
-
-@jit
 def _rows_up_to(bound, count, key, length):
     """How many rows of number `count` have their first or last key, which never decreases, at a key or before it."""
     number = 0
     for start in tl.range(0, length, 1024):
         rows = start + tl.arange(0, 1024)
-        is_before = (load_bound(bound, count, rows, length, 0) <= key) & (rows < length)
+        is_before = (load_row(bound, count, rows, length, 0) <= key) & (rows < length)
         number += tl.sum(is_before.to(tl.int32))
     return number
 

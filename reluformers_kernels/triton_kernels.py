@@ -24,7 +24,6 @@ from .triton_functions import (
     is_kept,
     jit,
     key_range,
-    load_bound,
     load_row,
     load_statistic,
     load_thresholds,
@@ -62,7 +61,7 @@ def forward_kernel(
     key, value = head_of(key, k0, k1, batch, head), head_of(value, v0, v1, batch, head)
     query = head_of(query, q0, q1 * GROUP, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
-    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)
+    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)
     # float16 may overflow if weights are divided after they are rounded
     IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
     # sums are in float32, whatever the inputs are
@@ -70,8 +69,8 @@ def forward_kernel(
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
-    upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    lower = load_row(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    upper = load_row(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
     if row_thresholds is not None:
         threshold = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[:, None]
     begin, whole, end = key_range(
@@ -137,14 +136,14 @@ def threshold_kernel(
     rows = start + tl.arange(0, QUERIES)
     query, key = head_of(query, q0, q1 * GROUP, batch, head), head_of(key, k0, k1, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
-    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)
+    lower = load_row(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)
     begin, _, end = key_range(
         key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
     upper = rows // GROUP + causal_offset if IS_CAUSAL else rows * 0 + key_len
     upper = tl.minimum(
-        upper, load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 2147483647)
+        upper, load_row(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 2147483647)
     )
     largest = tl.full([QUERIES], float("-inf"), tl.float32)
     for first in tl.range(begin, end, KEYS):
@@ -231,11 +230,11 @@ def key_kernel(
             elif IS_AFFINE:
                 scores = scores * scale - threshold
             weights = activated(scores, ACTIVATION)
-            factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)[None, :]
+            factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)[None, :]
             passed = weights * factors
             grads *= factors
-            lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
-            upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
+            lower = load_row(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
+            upper = load_row(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[None, :]
             last_seen = rows[None, :] // GROUP + causal_offset
             bounds = (lower, upper, first_keys, last_keys)
             passed = only_visible(passed, keys[:, None], last_seen, *bounds, IS_CAUSAL and phase == 0)
@@ -279,15 +278,15 @@ def query_kernel(
     grad_output = head_of(grad_output, o0, o1 * GROUP, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
     grad_tile = load_tile(grad_output, start, o2, o1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
-    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP)
+    factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)
     if row_sum_grads is not None:
         row_sum_grad = load_statistic(row_sum_grads, place, rows, query_len, GROUP)[:, None]
         weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[:, None]
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
-    lower = load_bound(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
-    upper = load_bound(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    lower = load_row(first_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
+    upper = load_row(last_keys, batch % bound_batches, rows // GROUP, query_len // GROUP, 0)[:, None]
     if row_thresholds is not None:
         threshold = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[:, None]
     begin, whole, end = key_range(
