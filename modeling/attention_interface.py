@@ -235,9 +235,9 @@ def make_mask(
             first_keys.append((positions - start) // size * size + start)
             last_keys.append(first_keys[-1] + size - 1)
         elif name == "packed":
-            numbers = values["packed_sequence_mask"]
-            first_keys.append(torch.searchsorted(numbers, numbers))
-            last_keys.append(torch.searchsorted(numbers, numbers, right=True) - 1)
+            first, last = _bounds_of(values["packed_sequence_mask"])
+            first_keys.append(first)
+            last_keys.append(last)
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
     causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
     names, last = dict(parts), None
@@ -245,6 +245,11 @@ def make_mask(
         last = functools.reduce(torch.minimum, last_keys) - kv_offset
     flags = {"is_packed": "packed" in names, "has_chunks": "chunk" in names}
     return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags)
+
+
+def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last place of the text at each place of a row, of numbers of texts [batch or 1, length]."""
+    return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 
 # functions that transformers.masking_utils makes: where they are made → what they say
@@ -329,6 +334,19 @@ def _only_chosen(mask: Tensor, indices: Tensor) -> Tensor:
     return mask.masked_fill(is_left_out, torch.finfo(mask.dtype).min)
 
 
+def _within(mask: AttentionMask, first_keys: Tensor, last_keys: Tensor) -> AttentionMask:
+    """The mask of queries that see no keys outside of these bounds [batch or 1, query_len]."""
+    if mask.given is not None:
+        keys = torch.arange(mask.key_len, device=mask.device)
+        is_inside = (keys >= first_keys[..., None]) & (keys <= last_keys[..., None])
+        return replace(mask, given=mask.given & is_inside[:, None])
+    if mask.first_keys is not None:
+        first_keys = mask.first_keys.maximum(first_keys)
+    if mask.last_keys is not None:
+        last_keys = mask.last_keys.minimum(last_keys)
+    return replace(mask, first_keys=first_keys, last_keys=last_keys)
+
+
 def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> AttentionMask:
     """The mask by which no text of a packed row sees another.
 
@@ -339,11 +357,20 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
         ValueError: the texts are not as long as the rows, or chunks of the row are no chunks of the texts.
     """
     starts, positions = keywords.get("cu_seq_lens_q"), keywords.get("position_ids")
+
+    def by_positions() -> AttentionMask:
+        begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
+        if not torch.compiler.is_compiling() and not begins.any():
+            return mask
+        # number of the text at each place: a query sees from its first to its last place
+        texts = begins.cumsum(-1)
+        return _within(mask, *_bounds_of(texts))
+
     if starts is None:
         is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
         # with a cache there are more keys than positions, and a text cannot begin in between
         is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == mask.key_len == positions.shape[-1]
-        return mask.once("texts", lambda: mask.of_texts(positions)) if is_free and is_row else mask
+        return mask.once("texts", by_positions) if is_free and is_row else mask
     if getattr(mask, "has_chunks", False):
         raise ValueError("cu_seq_lens_q packs rows that are cut into chunks: give position_ids and use_cache=False")
 
@@ -356,7 +383,7 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
             raise ValueError(f"cu_seq_lens are of {found}, but there are {mask.query_len} and {mask.key_len}")
         places = torch.arange(mask.query_len, device=mask.device)
         texts = torch.searchsorted(of_queries[1:], places, right=True)
-        return mask.within(of_keys[texts][None], of_keys[texts + 1][None] - 1)
+        return _within(mask, of_keys[texts][None], of_keys[texts + 1][None] - 1)
 
     return mask.once("texts", by_lengths)
 

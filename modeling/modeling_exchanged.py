@@ -63,7 +63,7 @@ _OF_THE_WHOLE = {
     *("base", "base_type", "base_class", "attention", "modules", "model_type", "architectures", "auto_map"),
     *("dtype", "transformers_version", "attn_implementation", "reluformers_version", "custom_pipelines"),
 }
-_is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)  # while an exchanged model is made
+is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)  # while an exchanged model is made
 
 
 class ExchangedModel(PreTrainedModel):
@@ -78,12 +78,7 @@ class ExchangedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, *arguments: Any, config: Any = None, **keywords: Any
     ) -> PreTrainedModel:
-        """Open a saved folder or a repository.
-
-        Args:
-            pretrained_model_name_or_path: folder or Hub id.
-            arguments, keywords: as for every model of transformers.
-            config: an `ExchangedConfig`; None for that of the folder.
+        """Open a saved folder or a repository, by an `ExchangedConfig` or its own.
 
         Raises:
             ValueError: its configuration is of something else, or another attention is asked for.
@@ -144,10 +139,6 @@ class ExchangedModel(PreTrainedModel):
         """Save the weights, the configuration around that of the model, and the code.
 
         The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-
-        Args:
-            save_directory: folder.
-            is_main_process, arguments, push_to_hub, keywords: as for every model of transformers.
         """
         repo_id = keywords.pop("repo_id", None)
         super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
@@ -230,16 +221,11 @@ def refuse_another(name: str | dict | None) -> None:
 @contextmanager
 def being_made() -> Iterator[None]:
     """Let parts of a model take the name of its exchanged attention, in this thread."""
-    token = _is_made_here.set(True)
+    token = is_made_here.set(True)
     try:
         yield
     finally:
-        _is_made_here.reset(token)
-
-
-def is_made_here() -> bool:
-    """Whether this thread is making an exchanged model."""
-    return _is_made_here.get()
+        is_made_here.reset(token)
 
 
 def opener(model_class: type, config_class: type) -> str | None:

@@ -240,7 +240,7 @@ def guard_models() -> None:
         attention, owner = _ours(requested_attention), type(self).__name__
         if hasattr(self.config, "exchanged"):
             refuse_another(requested_attention)
-        if requested_attention == IMPLEMENTATION and not is_made_here():
+        if requested_attention == IMPLEMENTATION and not is_made_here.get():
             raise ValueError(f"{owner} does not take {IMPLEMENTATION}, which is what exchange_attention gives")
         if attention is not None:
             check_attention(type(self), self.config, attention.attention, requested_attention)

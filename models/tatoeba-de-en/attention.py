@@ -411,27 +411,6 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
-    def within(self, first_keys: Tensor, last_keys: Tensor) -> "AttentionMask":
-        """The mask of queries that see no keys outside of these bounds [batch or 1, query_len]."""
-        if self.given is not None:
-            keys = torch.arange(self.key_len, device=self.device)
-            is_inside = (keys >= first_keys[..., None]) & (keys <= last_keys[..., None])
-            return replace(self, given=self.given & is_inside[:, None])
-        if self.first_keys is not None:
-            first_keys = self.first_keys.maximum(first_keys)
-        if self.last_keys is not None:
-            last_keys = self.last_keys.minimum(last_keys)
-        return replace(self, first_keys=first_keys, last_keys=last_keys)
-
-    def of_texts(self, positions: Tensor) -> "AttentionMask":
-        """The mask of packed rows whose texts begin where positions [batch or 1, length] do not grow."""
-        begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
-        if not torch.compiler.is_compiling() and not begins.any():
-            return self
-        # number of the text at each place: a query sees from its first to its last place
-        texts = begins.cumsum(-1)
-        return self.within(torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1)
-
     def of_queries(self, start: int, stop: int) -> "AttentionMask":
         """The mask of some of the queries."""
         given, offset = self.given, self.causal_offset

@@ -402,7 +402,7 @@ def test_phi_of_ones_own():
         # a name holds no parameters
         *(("parameters", "mine", preset) for preset in ("qknorm", "rela-g")),
         ("parameters", "mine", {"activation": "relu", "learned_threshold": True}),
-        ("'relo'", "mine", {"activation": "relo"}),
+        ("relo", "mine", {"activation": "relo"}),
         ("'relaformer'", "mine", "relaformer"),
     ],
 )
