@@ -78,11 +78,7 @@ class ExchangedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, *arguments: Any, config: Any = None, **keywords: Any
     ) -> PreTrainedModel:
-        """Open a saved folder or a repository, by an `ExchangedConfig` or its own.
-
-        Raises:
-            ValueError: its configuration is of something else, or another attention is asked for.
-        """
+        """Open a saved folder or a repository, by an `ExchangedConfig` or its own, and with no other attention."""
         refuse_another(keywords.get("attn_implementation") or IMPLEMENTATION)
         if config is None:
             names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")

@@ -345,13 +345,15 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self.config.payload_writer(self.config, folder.parent)
 
     def _without_other_ties(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy weights that share memory without being tied, as after PEFT has cut a tie, which no file can say."""
+        """Leave out what opening ties again, and copy what shares memory otherwise, as after PEFT has cut a tie."""
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            is_tied = source is not None and id_tensor_storage(source) == storage
-            is_copied = storage in storages and not is_tied and tensor.device.type != "meta"
-            weights[name] = tensor.clone() if is_copied else tensor
+            # weights that were gathered from several processes are equal, but share no memory
+            if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
+                continue
+            is_shared = storage in storages and tensor.device.type != "meta"
+            weights[name] = tensor.clone() if is_shared else tensor
             storages.add(storage)
         return weights
 
