@@ -24,6 +24,7 @@ def strict_fields(cls: type) -> type:
 
     Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
+    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
     set_field, run_validators = cls.__setattr__, cls.validate
 
@@ -43,7 +44,13 @@ def strict_fields(cls: type) -> type:
         except StrictDataclassClassValidationError as error:
             raise ValueError(str(error.__cause__)) from error
 
-    cls.__setattr__, cls.validate = set_checked, validate
+    cls.validate = validate
+    if not is_checked:
+        cls.__setattr__, cls._is_checked = set_checked, True
+    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
+        cls.__setattr__ = own_setattr
+    else:
+        del cls.__setattr__
     return cls
 
 
