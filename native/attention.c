@@ -111,7 +111,7 @@ INLINE vec kept(Dropout row, int64_t place) {
   return only((ivec)(x >= row.drop_below), all(row.kept));
 }
 
-// Numbers of any shape times D, as rows of DROPPED_ROW; `rows` of them, the last one of what is left of `count`.
+// Numbers of any shape times D, in rows of DROPPED_ROW, of which the last has what is left of `count`.
 enum { DROPPED_ROW = 4096 };
 
 typedef struct {

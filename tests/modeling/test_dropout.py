@@ -37,16 +37,8 @@ def test_share_and_scale(draw, probability, dtype):
 def test_neighbours_are_independent(draw):
     torch.manual_seed(0)
     kept = (draw(1_000_003, 0.3) != 0).double()
-    for distance in (
-        1,
-        2,
-        3,
-        4,
-        8,
-        16,
-        64,
-        4096,
-    ):  # elements share a random number, a vector or a row of compiled code
+    # elements share a random number, a vector or a row of compiled code
+    for distance in (1, 2, 3, 4, 8, 16, 64, 4096):
         both = (kept[:-distance] * kept[distance:]).mean().item()
         assert abs(both - 0.7**2) < 5 * (0.49 * 0.51 / len(kept)) ** 0.5
 
