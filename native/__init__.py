@@ -12,14 +12,16 @@ import ctypes
 import functools
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 INTERFACE = 6  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 7  # of the structures here and in decoder.py; counts up with that of attention.c
+LAYOUT = 8  # of the structures here and in decoder.py; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -38,6 +40,15 @@ _ROWS_OF_A_TASK = 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # numbers of the widest vector
 _DROPPED_ROW = 4096  # as in attention.c
+# of each row of queries
+_STATISTICS = (
+    "found_thresholds",
+    "row_sums",
+    "weighted_logs",
+    "nonzeros",
+    "grad_row_sums",
+    "grad_weighted_logs",
+)
 _SCRATCH_OF = {  # function that needs scratch memory → the one that says how much of it a part does
     "forward": "forward_scratch",
     "backward": "backward_scratch",
@@ -55,22 +66,51 @@ class _States(ctypes.Structure):
     _fields_ = _fields("data", "batch head row groups group")
 
     @classmethod
-    def of(cls, states: Tensor, groups: int = 1) -> "_States":
+    def of(cls, states: Tensor, dtype: torch.dtype, groups: int = 1) -> "_States":
         """Pointer and strides; of queries, whose `groups` heads share a head of keys, as rows of each position."""
+        if states.dtype != dtype or not states.is_cpu or states.stride(-1) != 1:
+            raise ValueError(f"states are {_describe(states)}, but must be rows of {dtype} on the CPU")
         batch, head, row = (stride * states.element_size() for stride in states.stride()[:3])
         return cls(states.data_ptr(), batch, head * groups, row, groups, head)
 
 
-class _Arguments(ctypes.Structure):
-    """What compiled functions are given; tensors whose pointers are set live as long as this."""
+class Structure(ctypes.Structure):
+    """What compiled functions read, as they trust every pointer and size: `keep` checks each tensor that crosses.
+
+    `MEMORY` says for each pointer the dtype of the numbers, None for that of `is_bfloat16`, and how many C reads or
+    writes there.
+    """
+
+    MEMORY: ClassVar[dict[str, tuple[torch.dtype | None, Callable[[Any], int]]]] = {}
+
+    @classmethod
+    def of(cls, **values) -> "Structure":
+        """Set fields and pointers; a number that is no field is a size that `MEMORY` needs."""
+        made = cls()
+        for name, value in values.items():
+            if value is not None and not isinstance(value, Tensor):
+                setattr(made, name, value)
+        made.keep(**{name: value for name, value in values.items() if isinstance(value, Tensor)})
+        return made
 
     def keep(self, **tensors: Tensor | None) -> None:
-        """Set pointers, and hold the tensors for as long as this lives."""
+        """Set pointers, and hold the memory for as long as this lives, whatever a parameter is given meanwhile.
+
+        Raises:
+            ValueError: a tensor has another dtype or device than C reads, or fewer numbers.
+        """
         for name, tensor in tensors.items():
-            if tensor is not None:
-                tensor = tensor.contiguous()
-                setattr(self, name, tensor.data_ptr())
-                setattr(self, f"_{name}", tensor)
+            if tensor is None:
+                continue
+            dtype, count = self.MEMORY[name]
+            if dtype is None:
+                dtype = torch.bfloat16 if self.is_bfloat16 else torch.float32
+            # An alias: the memory must live on if another thread gives the parameter other memory.
+            tensor = tensor.detach().contiguous()
+            if tensor.dtype != dtype or not tensor.is_cpu or tensor.numel() < count(self):
+                raise ValueError(f"{name} is {_describe(tensor)}, but must be {count(self)} of {dtype} on the CPU")
+            setattr(self, name, tensor.data_ptr())
+            setattr(self, f"_{name}", tensor)
 
     def run(self, name: str, parts: int) -> None:
         """Call a function for the numbers of all parts, on torch's threads."""
@@ -80,12 +120,26 @@ class _Arguments(ctypes.Structure):
         place = ctypes.addressof(self)
         if name in _SCRATCH_OF:
             self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
-            self.keep(scratch=torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu"))
+            self._scratch = torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu")
+            self.scratch = self._scratch.data_ptr()
         if parallel_for(0, parts, 1, getattr(library, name), place):
             raise RuntimeError(f"torch_parallel_for could not run {name} in {parts} parts")
 
 
-class _Call(_Arguments):
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+
+
+def _of_positions(stride: str) -> Callable[[Any], int]:
+    """Count numbers of query positions [batch, positions], or [1, positions] where that stride is 0."""
+    return lambda call: call.query_len // call.rows_per_position * (call.batch if getattr(call, stride) else 1)
+
+
+def _of_rows(call: "_Call") -> int:
+    return call.batch * call.heads * call.query_len
+
+
+class _Call(Structure):
     """`Call` of attention.c."""
 
     _fields_ = [
@@ -101,24 +155,44 @@ class _Call(_Arguments):
         ("seed", ctypes.c_uint64),
         *_fields(floats="scale threshold dropout", flags="activation is_bfloat16"),
     ]
+    MEMORY: ClassVar = {
+        "row_factors": (torch.float32, _of_positions("row_factor_stride")),
+        "key_padding_mask": (torch.bool, lambda call: call.batch * call.key_len),
+        "first_keys": (torch.int32, _of_positions("first_key_stride")),
+        "last_keys": (torch.int32, _of_positions("last_key_stride")),
+        **dict.fromkeys(_STATISTICS, (torch.float32, _of_rows)),
+        "grad_threshold": (torch.float32, lambda call: call.splits * call.batch * call.heads),
+        "grad_row_thresholds": (torch.float32, lambda call: call.splits * _of_rows(call)),
+    }
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
         """What both passes need."""
         (batch, heads, key_len, width), query_len = key.shape, query.shape[2]
         groups = max(1, query.shape[1] // max(1, heads))  # heads of queries that share one of keys
-        call = cls(_States.of(query, groups), _States.of(key), _States.of(value), batch=batch, heads=heads)
-        call.query_len, call.key_len, call.width, call.value_width = query_len * groups, key_len, width, value.shape[3]
-        call.rows_per_position = groups
-        call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
+        if value.shape[:3] != key.shape[:3] or query.shape != (batch, heads * groups, query_len, width):
+            raise ValueError(f"shapes of states do not fit: {[list(states.shape) for states in (query, key, value)]}")
+        call = cls(
+            _States.of(query, query.dtype, groups),
+            _States.of(key, query.dtype),
+            _States.of(value, query.dtype),
+            batch=batch,
+            heads=heads,
+            query_len=query_len * groups,
+            key_len=key_len,
+            width=width,
+            value_width=value.shape[3],
+            rows_per_position=groups,
+        )
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
+        call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
         if options.first_keys is not None:
-            call.keep(first_keys=options.first_keys.clamp(0, key_len).int())
             call.first_key_stride = query_len if len(options.first_keys) > 1 else 0
+            call.keep(first_keys=options.first_keys.clamp(0, key_len).int())
         if options.last_keys is not None:
-            call.keep(last_keys=options.last_keys.clamp(-1, key_len - 1).int())
             call.last_key_stride = query_len if len(options.last_keys) > 1 else 0
+            call.keep(last_keys=options.last_keys.clamp(-1, key_len - 1).int())
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
@@ -130,7 +204,7 @@ class _Call(_Arguments):
         else:
             call.threshold = options.threshold
         if of_rows is not None:
-            of_rows = call._of_rows = of_rows.float()
+            of_rows = call._of_rows = of_rows.detach().float()
             call.row_thresholds, strides = of_rows.data_ptr(), of_rows.expand(query.shape[:3]).stride()
             call.threshold_batch, call.threshold_head, call.threshold_position = strides
         call.scale, call.dropout = options.scale, options.dropout
@@ -144,7 +218,7 @@ class _Call(_Arguments):
         super().run(name, min(torch.get_num_threads(), self.batch * self.heads * self.splits))
 
 
-class _Norm(_Arguments):
+class _Norm(Structure):
     """`Norm` of norms.c."""
 
     _fields_ = _fields(
@@ -153,6 +227,11 @@ class _Norm(_Arguments):
         "eps",
         "is_mean is_bfloat16",
     )
+    MEMORY: ClassVar = {
+        **dict.fromkeys(("input", "grad_output", "output"), (None, lambda norm: norm.rows * norm.width)),
+        **dict.fromkeys(("gain", "gate"), (torch.float32, lambda norm: norm.width - norm.width % -_MOST_LANES)),
+        **dict.fromkeys(("grad_gain", "grad_gate"), (torch.float32, lambda norm: norm.parts * norm.width)),
+    }
 
     @classmethod
     def of(cls, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> "_Norm":
@@ -185,7 +264,7 @@ def norm_backward(
     return grad_states, *(None if of_parts is None else of_parts.sum(0) for of_parts in sums)
 
 
-class _Dropped(_Arguments):
+class _Dropped(Structure):
     """`Dropped` of attention.c."""
 
     _fields_ = [
@@ -193,6 +272,7 @@ class _Dropped(_Arguments):
         ("seed", ctypes.c_uint64),
         *_fields(floats="dropout", flags="is_bfloat16"),
     ]
+    MEMORY: ClassVar = dict.fromkeys(("input", "output"), (None, lambda call: call.count))
 
 
 def dropout(states: Tensor, probability: float, seed: int) -> Tensor:
@@ -222,7 +302,7 @@ def forward(
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     call = _Call.of(query, key, value, options)
     output = _empty_states(query, value.shape[3])
-    call.output = _States.of(output, call.rows_per_position)
+    call.output = _States.of(output, query.dtype, call.rows_per_position)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if place < number else None for place in range(3)]
     call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
@@ -268,9 +348,12 @@ def backward(
         grad_key.zero_()
         grad_value.zero_()
     groups = call.rows_per_position
-    call.grad_output = _States.of(grad_output, groups)
-    call.grad_query = _States.of(grad_query.flatten(0, 1).transpose(1, 2), groups)
-    call.grad_key, call.grad_value = _States.of(grad_key), _States.of(grad_value)
+    if grad_output.shape != (*query.shape[:3], value.shape[3]):
+        raise ValueError(f"grad_output has shape {list(grad_output.shape)}, which is not that of the output")
+    call.grad_output = _States.of(grad_output, query.dtype, groups)
+    call.grad_query = _States.of(grad_query.flatten(0, 1).transpose(1, 2), dtype, groups)
+    call.grad_key = _States.of(grad_key, query.dtype)
+    call.grad_value = _States.of(grad_value, query.dtype)
     call.keep(grad_row_sums=_as_float32(grad_row_sums), grad_weighted_logs=_as_float32(grad_weighted_logs))
     threshold = options.learned_threshold
     is_of_rows = threshold is not None and threshold.dim() == 3

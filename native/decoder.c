@@ -104,9 +104,12 @@ typedef struct {
   const Rule *rules;
   const int32_t *ends;         // tokens
   const float *penalties;      // what log P of so many tokens is divided by [longest + 1]
+  float *shown_logits;         // of the first row after the prompt [vocabulary], or NULL
+  uint8_t *is_broken;          // [parts]: 1 where a number is infinite or NaN, which a comparison would pass over
   float *scratch;              // [parts, scratch_size]
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
   int64_t parts, rule_count, end_count, early_stopping, is_beam_search;
+  int64_t is_renormalized;     // log P are those of the tokens that no rule forbids
   float last_penalty;          // of the longest translation
 } Search;
 
@@ -124,6 +127,7 @@ typedef struct {
   float *logits, *best, *largest, *sum, *weights, *widened;
   int32_t *best_tokens, *slots, *sentences;
   Keys *keys;
+  uint8_t *is_broken;
 } Work;
 
 typedef struct {
@@ -132,6 +136,7 @@ typedef struct {
   int64_t row, bytes_row;
   const float *steps, *lows;
   float *widened;  // memory for weights
+  uint8_t *is_broken;
 } Input;
 
 // ------------------------------------------------------------------------------------------------------ linear maps
@@ -306,6 +311,10 @@ static void multiply_some(const Linear *map, int64_t first, int64_t last, Input 
                           int64_t y_row) {
   if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
   else multiply_numbers(map, first, last, input, rows, y, y_row);
+  vec products = all(0);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t o = 0; o < last - first; o += LANES) products += read_vector(0, y + r * y_row, o, last - first) * 0;
+  if (sum_of(products) != 0) *input.is_broken = 1;  // infinity and NaN times 0 are NaN
 }
 
 static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
@@ -314,15 +323,16 @@ static void multiply(const Linear *map, Input input, int64_t rows, float *y, int
 
 // Rows as what linear maps of this kind read; integers q for numbers low + step·q.
 static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
-  Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened};
+  Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened, work->is_broken};
   if (!map->packed) return input;
   for (int64_t r = 0; r < rows; ++r, x += row) {
     uint8_t *bytes = work->bytes + r * input.bytes_row;
     float low = x[0], high = x[0];
     int64_t d = 0;
-    vec lows = all(low), highs = all(high);
+    vec lows = all(low), highs = all(high), products = all(0);
     for (; d + LANES <= map->in; d += LANES) {
       vec some = LOAD(x + d);
+      products += some * 0;
       lows = either(some < lows, some, lows);
       highs = either(some > highs, some, highs);
     }
@@ -330,10 +340,13 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       low = lows[lane] < low ? lows[lane] : low;
       high = highs[lane] > high ? highs[lane] : high;
     }
+    float broken = sum_of(products);
     for (int64_t i = d; i < map->in; ++i) {
+      broken += x[i] * 0;
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
+    if (broken != 0) *work->is_broken = 1;
     float span = high - low, factor = span > 1e-30f ? MOST_OF_A_BYTE / span : 0;
     for (d = 0; d + LANES <= map->in; d += LANES) {
       ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec);
@@ -581,6 +594,9 @@ static void make_keys(const Attention *attention, const Work *work, Input input,
 static void finish_attention(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
                              int64_t width) {
   int64_t padded = work->width;
+  float broken = (*attention->scale + *attention->exponent) * 0;
+  for (int64_t h = 0; h < heads; ++h) broken += attention->thresholds[h * attention->threshold_step] * 0;
+  if (broken != 0) *work->is_broken = 1;
   if (attention->gate_form != NO_GATE) multiply(&attention->gate, input, rows, work->gate, padded);
   for (int64_t r = 0; r < rows; ++r) {
     attend(attention, work->keys + r, work->query + r * padded, heads, width / heads, padded, work->weights,
@@ -747,6 +763,13 @@ static int64_t best_number(const Search *search) {
   return least(number, search->logits->out);
 }
 
+// Logits of tokens from `first` on without those that rules forbid after `length` tokens.
+static void forbid(const Search *search, int64_t length, int64_t first, int64_t count, float *logits) {
+  for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
+    for (int64_t i = 0; rule->first_length <= length && length < rule->last_length && i < rule->count; ++i)
+      if (first <= rule->tokens[i] && rule->tokens[i] < first + count) logits[rule->tokens[i] - first] = -INFINITY;
+}
+
 // For rows of `length` tokens: the best next ones, falling, in `work->best`, and of beams their log P.
 static void find_best(const Search *search, const Work *work, int64_t rows, int64_t length) {
   const Linear *map = search->logits;
@@ -758,30 +781,31 @@ static void find_best(const Search *search, const Work *work, int64_t rows, int6
     if (rule->is_forced && rule->first_length <= length && length < rule->last_length) forced = rule;
   if (forced) {
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < forced->count; ++i)
-        if (work->best[(r + 1) * number - 1] < 0)
-          insert(work->best + r * number, work->best_tokens + r * number, number, 0, forced->tokens[i]);
+      for (int64_t i = 0; i < least(forced->count, number); ++i) {
+        work->best[r * number + i] = search->is_renormalized ? -logf((float)forced->count) : 0;
+        work->best_tokens[r * number + i] = forced->tokens[i];
+      }
     return;
   }
   Input input = input_of(work, map, work->y, work->width, rows);
   for (int64_t first = 0; first < map->out; first += COLUMNS) {
     int64_t count = least(COLUMNS, map->out - first);
     multiply_some(map, first, first + count, input, rows, work->logits, COLUMNS);
+    if (search->shown_logits) memcpy(search->shown_logits + first, work->logits, count * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) {
       float *logits = work->logits + r * COLUMNS, *best = work->best + r * number;
       for (int64_t j = count; j < round_up(count, LANES); ++j) logits[j] = -INFINITY;
+      if (search->is_renormalized) forbid(search, length, first, count, logits);
       if (search->is_beam_search) {
         vec most = LOAD(logits), sums = all(0);
         for (int64_t j = LANES; j < count; j += LANES) most = either(LOAD(logits + j) > most, LOAD(logits + j), most);
         float largest = work->largest[r];
         for (int lane = 0; lane < LANES; ++lane) largest = most[lane] > largest ? most[lane] : largest;
         for (int64_t j = 0; j < count; j += LANES) sums += exp_of(LOAD(logits + j) - largest);
-        work->sum[r] = work->sum[r] * expf(work->largest[r] - largest) + sum_of(sums);
+        if (largest > -INFINITY) work->sum[r] = work->sum[r] * expf(work->largest[r] - largest) + sum_of(sums);
         work->largest[r] = largest;
       }
-      for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
-        for (int64_t i = 0; rule->first_length <= length && length < rule->last_length && i < rule->count; ++i)
-          if (first <= rule->tokens[i] && rule->tokens[i] < first + count) logits[rule->tokens[i] - first] = -INFINITY;
+      if (!search->is_renormalized) forbid(search, length, first, count, logits);
       for (int64_t j = 0; j < count; j += LANES)
         for (uint32_t bits = greater_bits(LOAD(logits + j), best[number - 1]); bits; bits &= bits - 1) {
           int64_t place = j + __builtin_ctz(bits);
@@ -965,6 +989,7 @@ static void read_source(const Search *search, const Work *work, int64_t first, i
 static void translate_part(const Search *search, int64_t part, float *scratch) {
   Work work;
   memset(scratch, 0, divide(search, part, scratch, &work) * sizeof(float));  // behind the last number of a row are zeros
+  work.is_broken = search->is_broken + part;
   int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1), beams = search->beams;
   int64_t number = best_number(search), length = search->lengths[part];
   if (length == 0) {

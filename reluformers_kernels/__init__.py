@@ -14,7 +14,7 @@ from .dropout import dropout
 from .fused_attention import attention, factors_of_rows, rectified_attention
 from .linear import is_quantized, quantize_int8
 from .norms import norm
-from .search import SearchMixin
+from .search import SearchMixin, explain_search
 from .softmax1 import softmax1
 
 INTERFACE = 4  # what callers must ask for; counts up when what is above changes its arguments or its meaning
@@ -27,6 +27,7 @@ __all__ = [
     "SearchMixin",
     "attention",
     "dropout",
+    "explain_search",
     "factors_of_rows",
     "interface",
     "is_quantized",

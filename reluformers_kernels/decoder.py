@@ -3,19 +3,25 @@
 """Translation by one call of compiled code: the library's encoder–decoder models on a CPU.
 
 A model is read into structures of pointers to its own weights, each time anew, so that nothing is old when they have
-changed. What is not known here by name (a module of another class, a hook, float16) gives None, and goes on in
-PyTorch. Weights of bfloat16 stay as they are, and all else is float32, where PyTorch rounds after each operator.
+changed. Weights of bfloat16 stay as they are, and all else is float32, where PyTorch rounds after each operator.
+
+The compiled code computes the model a second time, so it must know what it leaves out. The names below are all that it
+reads: a model with another field, parameter, module, hook or dtype raises `Unknown` and goes on in PyTorch. Before its
+first use, states and logits of one sentence are compared with PyTorch's own.
 """
 
 import copy
 import ctypes
+import dataclasses
 import importlib
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from .compiled import native
 from .linear import PackedLinear
@@ -28,6 +34,7 @@ except ImportError:  # a repository of kernels has the attention alone
 
 FIRST_CAPACITY = 64  # tokens that there is room for at first, behind the prompt
 _KEPT = "_translator"  # name of the attribute of a model that keeps its `Translator`
+_PROVEN = "_proven_translator"  # and of the one that keeps what was proven: `structure` and parts
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
 _COLLECTORS = "transformers.utils.output_capturing"  # whose hooks look on
@@ -37,9 +44,46 @@ _BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
 _DTYPES = (torch.float32, torch.bfloat16)
 
+# Fields that the compiled code or the modules' construction reads, and fields of training.
+_CONFIG_FIELDS = """
+attention encoder_attention decoder_attention cross_attention attention_bias attention_output_bias
+vocab_size decoder_vocab_size d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads
+encoder_ffn_dim decoder_ffn_dim activation_function ffn_bias feed_forward_norm feed_forward_temperature swish_beta
+learned_swish_beta norm_type norm_position norm_eps scale_norm_init embedding_norm scale_embedding embedding_bias
+position_embedding_type max_position_embeddings position_offset tying tie_word_embeddings output_bias
+initialization initializer_range dropout attention_dropout activation_dropout embedding_dropout word_dropout
+label_smoothing label_shift normalization_loss_weight entropy_loss_weight entropy_bound format_version use_cache
+pad_token_id bos_token_id eos_token_id unk_token_id decoder_start_token_id
+alignment_layer alignment_head alignment_shifted
+"""
+_ATTENTION_FIELDS = """
+score scale learned_scale scale_form scale_length query_key_norm value_norm activation normalizer
+length_coefficient length_exponent learned_length_exponent threshold learned_threshold threshold_per_head
+threshold_form exclusive_output output_norm output_norm_init output_norm_eps output_gate
+"""
+# What the modules hold: parameters, buffers, modules and plain attributes.
+_STACK_NAMES = "embed_tokens embed_positions embedding_bias embedding_norm layers norm"
+_LAYER_NAMES = "self_attn self_attn_norm cross_attn cross_attn_norm mlp mlp_norm is_pre_norm dropout drop_path_rate"
+_ATTENTION_NAMES = (
+    "attention q_proj k_proj v_proj gate_proj out_proj query_norm key_norm output_norm scale threshold "
+    "length_exponent scaling head_dim dropout layer_idx"
+)
+_FEED_FORWARD_NAMES = (
+    "fc1 fc_linear fc2 norm swish_beta activation_name has_rectified_values initial_swish_beta temperature dropout"
+)
+_NORM_NAMES = "weight bias gate eps normalized_shape elementwise_affine dim initial"
+_LINEAR_NAMES = "weight bias in_features out_features packed sums blocks"
+_POSITION_NAMES = "weight table num_embeddings embedding_dim dim layout max_positions"
+
+_PROOF_TOKENS = 4  # More than one, as the weights of a single key hide mistakes.
+_PROOF_TOLERANCE = 1e-3  # largest ‖compiled − PyTorch‖ / ‖PyTorch‖ in float32
+_PROOF_TOLERANCE_INT8 = 0.1  # PyTorch rounds rows to 7 bits, the compiled code to 7 or 8
+
+logger = logging.getLogger(__name__)
+
 
 class Unknown(Exception):
-    """What the compiled code does not know."""
+    """Reason why PyTorch computes a model or a call, as the compiled code does not know it."""
 
 
 class Translator:
@@ -49,36 +93,60 @@ class Translator:
     """
 
     def __init__(self, model: nn.Module):
-        if model.config._attn_implementation not in _BACKENDS:
-            raise Unknown(model.config._attn_implementation)
+        config = model.config
+        if config._attn_implementation not in _BACKENDS:
+            raise Unknown(f"attn_implementation is {config._attn_implementation!r}")
         self.known: tuple | None = None  # what the last `Call` of search.py has come to
+        self.refusal: str | None = None  # how a comparison with PyTorch failed
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
-        self.width, self.inner = model.config.d_model, 0
+        self.read: dict[nn.Module, None] = dict.fromkeys((model, model.model))
+        self.width, self.inner = config.d_model, 0
         self.seen = [_look_at(module, module is model) for module in model.modules()]
+        _check_fields(config, _CONFIG_FIELDS)
+        _check_names(model, "model lm_head")
+        _check_names(model.model, "encoder decoder")
         _check_shapes(model)
         self.fields = _fields_of(model)
+        self.structure = [seen.structure() for seen in self.seen], self.fields
+        proven_structure, self.proven = vars(model).get(_PROVEN, (None, set()))
+        if proven_structure != self.structure:
+            self.proven = set()
         self.is_packed = isinstance(model.lm_head, PackedLinear)
         encoder, decoder = model.model.encoder, model.model.decoder
-        self.encoder = self._stack(encoder, model.config.encoder_attention_heads)
-        self.decoder = self._stack(decoder, model.config.decoder_attention_heads)
+        if any(vars(stack.config) != vars(config) for stack in (encoder, decoder)):
+            raise Unknown("encoder and decoder have configurations of their own")
+        self.encoder = self._stack(encoder)
+        self.decoder = self._stack(decoder)
         self.logits = self._linear(model.lm_head)
-        self.positions = model.config.max_position_embeddings
+        self.positions = config.max_position_embeddings
         self.vocabularies = encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings
+        for module in model.modules():
+            if module not in self.read and not isinstance(module, (nn.ModuleList, nn.Identity)):
+                raise Unknown(f"a module {type(module).__name__}")
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Translator | None":
-        """The model as it is now, read anew where a module or the memory of a weight has changed; None if unknown."""
-        is_off = native_decoder is None or model.training or torch.is_grad_enabled() or is_watched()
-        if is_off or not native.is_available() or torch.is_autocast_enabled("cpu") or _is_torch_changed():
-            return None
+    def of(cls, model: nn.Module) -> "Translator":
+        """Read the model as it is now, anew where a module or the memory of a weight has changed.
+
+        Raises:
+            Unknown: the compiled code does not know the model or the settings of torch.
+        """
+        if native_decoder is None or not native.is_available():
+            raise Unknown("there is no compiled code for this CPU")
+        if model.training or torch.is_grad_enabled() or is_watched():
+            raise Unknown("the model is in training mode, or gradients or operators are recorded")
+        if torch.is_autocast_enabled("cpu") or _is_torch_changed():
+            raise Unknown("autocast, a default dtype or device, or a hook of every module")
         try:
             found = vars(model).get(_KEPT)
             if found is None or not found.is_current(model):
                 found = vars(model)[_KEPT] = cls(model)
         except Unknown:
             vars(model).pop(_KEPT, None)  # it would keep weights alive
-            return None
+            raise
+        if found.refusal is not None:
+            raise Unknown(found.refusal)
         for compute, numbers in found.derived:
             numbers.copy_(compute())
         return found
@@ -95,6 +163,11 @@ class Translator:
         self.kept.append(value)
         return value
 
+    def _know(self, module: nn.Module, names: str) -> None:
+        """Note that a module is read, and hold it to the names that are read."""
+        _check_names(module, names)
+        self.read[module] = None
+
     def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
         """Numbers in float32 that are computed anew for each call."""
         with torch.inference_mode(False):  # the next call may be outside of it, and write there
@@ -103,137 +176,219 @@ class Translator:
         return numbers
 
     def _vector(self, tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.dtype == torch.float32 else self._derive(lambda: tensor)
+        if tensor is None or tensor.dtype == torch.float32:
+            return tensor
+        memory = tensor.detach()  # another thread may give the parameter other memory
+        return self._derive(lambda: memory)
 
     def _vector_or(self, tensor: Tensor | None, number: float) -> Tensor:
-        return self._keep(torch.tensor([number])) if tensor is None else self._vector(tensor)
+        return torch.tensor([number], dtype=torch.float32) if tensor is None else self._vector(tensor)
 
     def _linear(self, layer: nn.Module | None) -> Any:
         if layer is None:
             return native_decoder.Linear()
+        self._know(layer, _LINEAR_NAMES)
         shape = {"inputs": layer.in_features, "outputs": layer.out_features}
         if isinstance(layer, PackedLinear) != self.is_packed:
             raise Unknown("linear layers of two kinds")
         if self.is_packed:
             packed, scales, sums = layer.blocks
-            return native_decoder.Linear.of(packed=packed, scales=scales, sums=sums, bias=layer.bias, **shape)
-        factors = None
+            linear = native_decoder.Linear.of(packed=packed, scales=scales, sums=sums, bias=layer.bias, **shape)
+            return self._keep(linear)
+        weight, factors = layer.weight.detach(), None
         if hasattr(layer, "unit_weight"):
-            factors = self._derive(lambda: _inverse_lengths(layer.weight))
+            factors = self._derive(lambda: _inverse_lengths(weight))
         vectors = {"bias": self._vector(layer.bias), "factors": factors}
-        return native_decoder.Linear.of(
-            weight=layer.weight, is_bfloat16=layer.weight.dtype == torch.bfloat16, **vectors, **shape
-        )
+        is_bfloat16 = weight.dtype == torch.bfloat16
+        return self._keep(native_decoder.Linear.of(weight=weight, is_bfloat16=is_bfloat16, **vectors, **shape))
 
-    def _norm(self, norm: nn.Module | None) -> Any:
+    def _norm(self, norm: nn.Module | None, width: int) -> Any:
         if norm is None or type(norm) is nn.Identity:
             return native_decoder.Norm()
-        kind = _NORMS[type(norm).__name__]
+        self._know(norm, _NORM_NAMES)
+        kind = _NORMS.get(type(norm).__name__)
+        if kind is None:
+            raise Unknown(f"a norm {type(norm).__name__}")
         gain = "factor" if kind == "unit_length" else "gain"
         vectors = {gain: norm.weight, "bias": getattr(norm, "bias", None), "gate": getattr(norm, "gate", None)}
         vectors = {name: self._vector(vector) for name, vector in vectors.items()}
-        return native_decoder.Norm.of(**vectors, eps=norm.eps, kind=native_decoder.NORMS.index(kind))
+        number = native_decoder.NORMS.index(kind)
+        return self._keep(native_decoder.Norm.of(width=width, **vectors, eps=norm.eps, kind=number))
 
     @staticmethod
     def _unit_length(is_wanted: bool) -> Any:
         return native_decoder.Norm(eps=_UNIT_EPS, kind=native_decoder.NORMS.index("unit_length") if is_wanted else 0)
 
     def _attention(self, site: nn.Module) -> Any:
+        self._know(site, _ATTENTION_NAMES)
         config = site.attention
-        is_cosine = config.score == "cosine"
-        return native_decoder.Attention.of(
+        _check_fields(config, _ATTENTION_FIELDS)
+        is_cosine, head_dim = config.score == "cosine", site.head_dim
+        heads = self.width // head_dim
+        if heads * head_dim != self.width:
+            raise Unknown(f"heads of {head_dim} numbers in states of {self.width}")
+        site_of_c = native_decoder.Attention.of(
+            heads=heads,
             query=self._linear(site.q_proj),
             key=self._linear(site.k_proj),
             value=self._linear(site.v_proj),
             gate=self._linear(site.gate_proj),
             output=self._linear(site.out_proj),
-            query_norm=self._norm(site.query_norm),
-            key_norm=self._norm(site.key_norm),
+            query_norm=self._norm(site.query_norm, head_dim),
+            key_norm=self._norm(site.key_norm, head_dim),
             value_norm=self._unit_length(config.value_norm == "l2"),
             query_length=self._unit_length(is_cosine),
             key_length=self._unit_length(is_cosine),
-            output_norm=self._norm(site.output_norm),
+            output_norm=self._norm(site.output_norm, self.width),
+            threshold_step=int(config.threshold_per_head and site.threshold is not None),
             scale=self._vector_or(site.scale, site.scaling),
             thresholds=self._vector_or(site.threshold, config.threshold),
             exponent=self._vector_or(site.length_exponent, config.length_exponent),
             coefficient=config.length_coefficient,
-            threshold_step=int(config.threshold_per_head),
-            activation=native_decoder.ACTIVATIONS.index(config.activation),
-            scale_form=native_decoder.LENGTH_FORMS.index(config.scale_form),
-            threshold_form=native_decoder.LENGTH_FORMS.index(config.threshold_form),
+            activation=_number_of(config.activation, native_decoder.ACTIVATIONS),
+            scale_form=_number_of(config.scale_form, native_decoder.LENGTH_FORMS),
+            threshold_form=_number_of(config.threshold_form, native_decoder.LENGTH_FORMS),
             is_sum_one=config.normalizer == "sum",
-            gate_form=native_decoder.GATES.index(config.output_gate),
+            gate_form=_number_of(config.output_gate, native_decoder.GATES),
             is_exclusive=config.exclusive_output,
         )
+        return self._keep(site_of_c)
 
     def _layer(self, layer: nn.Module) -> Any:
+        self._know(layer, _LAYER_NAMES)
         own, cross, mlp = layer.self_attn, getattr(layer, "cross_attn", None), layer.mlp
+        self._know(mlp, _FEED_FORWARD_NAMES)
         name = "swish" if mlp.activation_name == "silu" else mlp.activation_name
         beta = 1.0 if mlp.activation_name == "silu" else mlp.initial_swish_beta
         self.inner = max(self.inner, mlp.fc1.out_features)
-        sites = {"own": self._attention(own), "own_norm": self._norm(layer.self_attn_norm)}
+        sites = {"own": self._attention(own), "own_norm": self._norm(layer.self_attn_norm, self.width)}
         if cross is not None:
-            # of a query of another sequence no key is its own
             cross_site = self._attention(cross)
+            # In cross-attention a query has no value of its own to remove.
             cross_site.is_exclusive = False
-            sites |= {"cross": cross_site, "cross_norm": self._norm(layer.cross_attn_norm)}
-        return native_decoder.Layer.of(
+            sites |= {"cross": cross_site, "cross_norm": self._norm(layer.cross_attn_norm, self.width)}
+        layer_of_c = native_decoder.Layer.of(
             **sites,
-            mlp_norm=self._norm(layer.mlp_norm),
-            inner_norm=self._norm(mlp.norm),
+            mlp_norm=self._norm(layer.mlp_norm, self.width),
+            inner_norm=self._norm(mlp.norm, self.width),
             fc1=self._linear(mlp.fc1),
             fc_linear=self._linear(mlp.fc_linear),
             fc2=self._linear(mlp.fc2),
             beta=self._vector_or(mlp.swish_beta, beta),
             temperature=mlp.temperature,
-            activation=native_decoder.ACTIVATIONS.index(name),
+            activation=_number_of(name, native_decoder.ACTIVATIONS),
             has_rectified_values=mlp.has_rectified_values,
         )
+        return self._keep(layer_of_c)
 
-    def _stack(self, stack: nn.Module, heads: int) -> Any:
-        config, places = stack.config, stack.embed_positions
+    def _stack(self, stack: nn.Module) -> Any:
+        self._know(stack, _STACK_NAMES)
+        config, embedding, places = stack.config, stack.embed_tokens, stack.embed_positions
+        self._know(embedding, "weight num_embeddings embedding_dim padding_idx")
+        self._know(places, _POSITION_NAMES)
         is_pre_norm = config.norm_position == "pre"
         if any(layer.is_pre_norm != is_pre_norm for layer in stack.layers):
             raise Unknown("a configuration that has changed")
+        heads = {self.width // layer.self_attn.head_dim for layer in stack.layers}
+        heads |= {self.width // layer.cross_attn.head_dim for layer in stack.layers if hasattr(layer, "cross_attn")}
+        if len(heads) > 1:
+            raise Unknown("heads of several widths")
         layers = self._keep((native_decoder.Layer * len(stack.layers))(*map(self._layer, stack.layers)))
         table = places.weight if isinstance(places, nn.Embedding) else places.table
-        return native_decoder.Stack.of(
-            embeddings=stack.embed_tokens.weight,
-            is_bfloat16=stack.embed_tokens.weight.dtype == torch.bfloat16,
+        stack_of_c = native_decoder.Stack.of(
+            width=self.width,
+            vocabulary=embedding.num_embeddings,
+            longest=config.max_position_embeddings,
+            is_bfloat16=embedding.weight.dtype == torch.bfloat16,
+            embeddings=embedding.weight,
             positions=self._vector(table[config.position_offset :]),
             bias=self._vector(stack.embedding_bias),
             token_norm=self._unit_length(config.embedding_norm == "fix_norm"),
-            sum_norm=self._norm(stack.embedding_norm),
-            last_norm=self._norm(stack.norm),
+            sum_norm=self._norm(stack.embedding_norm, self.width),
+            last_norm=self._norm(stack.norm, self.width),
             layers=ctypes.addressof(layers),
             layer_count=len(layers),
-            heads=heads,
+            heads=next(iter(heads), 1),
             factor=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
             is_pre_norm=is_pre_norm,
         )
+        return self._keep(stack_of_c)
+
+    def prove(self, source: Tensor, mask: Tensor) -> None:
+        """Compare states and logits of one sentence with PyTorch's, once for each part of a model that is read anew.
+
+        Args:
+            source: tokens [1, source length], or states of the encoder [1, source length, width].
+            mask: bool [1, source length], True = visible.
+
+        Raises:
+            Unknown: they differ by more than rounding. The model stays with PyTorch from then on.
+        """
+        is_encoded = source.is_floating_point()
+        parts = {"decoder"} if is_encoded else {"encoder", "decoder"}
+        if parts <= self.proven:
+            return
+        model = self.seen[0].module
+        self.proven = self.proven | parts  # Set first, as `encode` comes here again.
+        vars(model)[_PROVEN] = self.structure, self.proven
+        if model.dtype != torch.float32:
+            # PyTorch rounds more often in bfloat16 than the compiled code, so a copy in float32 computes.
+            model = copy.deepcopy(model).float()
+        given = {"encoder_outputs": (source.float(),)} if is_encoded else {"input_ids": source}
+        length = min(_PROOF_TOKENS, self.positions)
+        prompt = torch.arange(1, 7 * length, 7)[None] % self.vocabularies[1]
+        expected = model(**given, attention_mask=mask.long(), decoder_input_ids=prompt, use_cache=False)
+        options = SearchOptions(1, 1, length + 1, 0, [], [], False, 1.0, 0)
+        theirs = {"logits": expected.logits[0, -1], "states": expected.encoder_last_hidden_state[mask]}
+        ours = {"logits": torch.zeros(self.logits.outputs)}
+        try:
+            if not is_encoded:
+                ours["states"] = self.encode(source, mask)[mask]
+            self._search(source, mask, prompt, options, ours["logits"])
+        except Unknown:  # a number is infinite or NaN, perhaps in PyTorch as well
+            ours["logits"].fill_(torch.nan)
+        tolerance = _PROOF_TOLERANCE_INT8 if self.is_packed else _PROOF_TOLERANCE
+        for name, numbers in ours.items():
+            distance = float((numbers - theirs[name]).norm() / theirs[name].norm().clamp_min(1e-30))
+            if theirs[name].isfinite().all() and not distance <= tolerance:
+                self.refusal = f"its {name} are not those of PyTorch: they differ by {distance:.2g} of their length"
+                vars(self.seen[0].module).pop(_PROVEN)
+                logger.warning("Compiled code does not translate with this model: %s", self.refusal)
+                raise Unknown(self.refusal)
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
         """Compute states of the encoder [*source.shape, width] in float32, with zeros where the mask is False."""
+        self.prove(source[:1], mask[:1])
         no_layers = native_decoder.Stack()
         search = self._begin(source, mask, decoder=ctypes.addressof(no_layers), beams=1, longest=1)
         search.keep(lengths=torch.zeros(search.parts, dtype=torch.long), is_done=mask.new_ones(len(source)))
         search.run("translate", search.parts)
+        _check_finite(search)
         states = torch.zeros(*source.shape, self.width)
         states[mask] = search._states[:, : self.width]
         return states
 
     def _begin(self, source: Tensor, mask: Tensor, **fields: int) -> Any:
-        """Fill what the encoder reads and writes, for tokens or its states."""
+        """Fill what the encoder reads and writes, for tokens or its states, and every size that it has."""
+        shape = source.shape[:2] if source.dim() == 3 and source.shape[2] == self.width else source.shape
+        is_known = source.dtype in _DTYPES if source.is_floating_point() else are_tokens(source, self.vocabularies[0])
+        if not is_known or mask.shape != shape or mask.dtype != torch.bool:
+            raise Unknown(f"a source {list(source.shape)} with a mask {list(mask.shape)}")
         lengths = mask.sum(1)
         starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         states = torch.zeros(int(starts[-1]), native_decoder.padded_width(self.width))
-        search = native_decoder.Search(
+        parts = min(torch.get_num_threads(), len(mask))
+        search = native_decoder.Search.of(
             logits=ctypes.addressof(self.logits),
+            is_broken=torch.zeros(parts, dtype=torch.bool),
+            source_tokens=len(states),
+            vocabulary=self.logits.outputs,
+            layers=self.decoder.layer_count,
             sentences=len(mask),
             positions=self.positions,
             width=self.width,
             inner=self.inner,
-            parts=min(torch.get_num_threads(), len(mask)),
+            parts=parts,
             **fields,
         )
         if source.is_floating_point():
@@ -254,9 +409,25 @@ class Translator:
             options: what is searched.
 
         Raises:
+            Unknown: shapes do not fit each other, a number is infinite or NaN, or the proof fails.
             ValueError: a sentence would have more tokens than there are positions.
         """
-        beams, returned, (rows, prompt_len) = options.beams, options.returned, prompt.shape
+        self.prove(source[:1], mask[:1])
+        return self._search(source, mask, prompt, options)
+
+    def _search(
+        self,
+        source: Tensor,
+        mask: Tensor,
+        prompt: Tensor,
+        options: "SearchOptions",
+        shown_logits: Tensor | None = None,
+    ) -> Tensor:
+        """Search without a proof; `shown_logits` [vocabulary] gets those of the first row after its prompt."""
+        beams, returned = options.beams, options.returned
+        if prompt.dim() != 2 or len(prompt) != len(mask) * beams or not are_tokens(prompt, self.vocabularies[1]):
+            raise Unknown(f"a prompt {list(prompt.shape)} for {len(mask)} sentences with {beams} beams")
+        rows, prompt_len = prompt.shape
         longest = min(options.max_length, max(prompt_len, self.positions + 1))
         search = self._begin(
             source,
@@ -269,6 +440,7 @@ class Translator:
             max_length=options.max_length,
             is_beam_search=beams > 1,
             early_stopping=native_decoder.EARLY_STOPPING.index(options.early_stopping),
+            is_renormalized=options.is_renormalized,
         )
         sentences = search.sentences
         tokens = torch.empty(longest, rows, dtype=torch.int32)
@@ -279,11 +451,17 @@ class Translator:
         penalties = options.penalties(torch.arange(longest + 2, dtype=torch.float64))
         ends = torch.tensor(options.ends, dtype=torch.int32)
         search.end_count, search.last_penalty = len(ends), options.penalties(options.max_length - prompt_len)
-        rules = (native_decoder.Rule * len(options.rules))()
-        rule_tokens = [torch.tensor(tokens_of_rule, dtype=torch.int32) for tokens_of_rule, *_ in options.rules]
-        for rule, ids, (_, first, last, is_forced) in zip(rules, rule_tokens, options.rules, strict=True):
-            rule.tokens, rule.count, rule.is_forced = ids.data_ptr(), len(ids), is_forced
-            rule.first_length, rule.last_length = first, last
+        held_rules = [
+            native_decoder.Rule.of(
+                tokens=torch.tensor(ids, dtype=torch.int32),
+                count=len(ids),
+                first_length=first,
+                last_length=last,
+                is_forced=is_forced,
+            )
+            for ids, first, last, is_forced in options.rules
+        ]
+        rules = (native_decoder.Rule * len(held_rules))(*held_rules)
         search.rules, search.rule_count = ctypes.addressof(rules), len(rules)
         running = torch.full((sentences, beams), -1e9)
         running[:, 0] = 0  # at first all beams are the same
@@ -299,9 +477,11 @@ class Translator:
             result_lengths=result_lengths,
             ends=ends,
             penalties=penalties.float(),
+            shown_logits=shown_logits,
         )
         is_done = torch.zeros(sentences, dtype=torch.bool)
         native_decoder.translate(search, is_done, prompt_len + FIRST_CAPACITY)
+        _check_finite(search)
         if not is_done.all():
             raise ValueError(f"a sequence is too long: max_position_embeddings is {self.positions}")
         return results[:, : max(prompt_len, int(result_lengths.max()))]
@@ -320,10 +500,49 @@ class SearchOptions(NamedTuple):
     early_stopping: bool | str  # as in `generate`, but never "never" without a positive penalty
     alpha: float
     offset: int
+    is_renormalized: bool = False  # log P are those of the tokens that no rule forbids
 
     def penalties(self, length: int | Tensor) -> float | Tensor:
         """What log P of n new tokens is divided by: ((n + offset) / (1 + offset))^α."""
         return ((length + self.offset) / (1 + self.offset)) ** self.alpha
+
+
+def are_tokens(tokens: Tensor, vocabulary: int) -> bool:
+    """Whether there are some, all of them of the vocabulary."""
+    return tokens.numel() > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary
+
+
+def _check_finite(search: Any) -> None:
+    """Leave infinity and NaN to PyTorch, which shows them."""
+    if search._is_broken.any():
+        raise Unknown("numbers that are infinite or NaN")
+
+
+def _number_of(name: str, names: tuple[str, ...]) -> int:
+    """Where C has a name."""
+    if name not in names:
+        raise Unknown(repr(name))
+    return names.index(name)
+
+
+def _check_fields(config: Any, known: str) -> None:
+    """Look for fields that the compiled code would leave out."""
+    usual = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    unknown = {field.name for field in dataclasses.fields(config)} - usual - set(known.split())
+    if unknown:
+        raise Unknown(f"a field {min(unknown)} of {type(config).__name__}")
+
+
+def _check_names(module: nn.Module, known: str) -> None:
+    """Look for parameters, buffers, modules and attributes that the compiled code would leave out."""
+    names = {name for owner in (module._parameters, module._buffers, module._modules) for name in owner}
+    if not hasattr(module, "config"):  # a model of transformers has attributes that change with its version
+        names |= {name for name in vars(module) if not name.startswith("_")} - {"training"}
+    if type(module) is nn.Embedding:
+        names -= {"max_norm", "norm_type", "scale_grad_by_freq", "sparse", "padding_idx"}  # `_look_at` has max_norm
+    unknown = names - set(known.split())
+    if unknown:
+        raise Unknown(f"{min(unknown)} of {type(module).__name__}")
 
 
 def _inverse_lengths(weight: Tensor) -> Tensor:
@@ -333,17 +552,15 @@ def _inverse_lengths(weight: Tensor) -> Tensor:
 
 
 def _fields_of(model: nn.Module) -> list[Any]:
-    """What the modules read of configurations when they compute."""
-    config = model.config
-    names = ("embedding_norm", "scale_embedding", "position_offset", "max_position_embeddings", "norm_position")
-    names += ("_attn_implementation", "encoder_attention_heads", "decoder_attention_heads")
+    """Copy what the configurations hold, of the model and of each site."""
+    configs = {id(config): config for config in (model.config, model.model.encoder.config, model.model.decoder.config)}
     sites = [
-        dict(vars(site.attention))
+        site.attention
         for stack in (model.model.encoder, model.model.decoder)
         for layer in stack.layers
         for site in (layer.self_attn, getattr(layer, "cross_attn", layer.self_attn))
     ]
-    return [*(getattr(config, name) for name in names), *sites]
+    return [(type(config), dict(vars(config))) for config in (*configs.values(), *sites)]
 
 
 def _is_torch_changed() -> bool:
@@ -385,10 +602,11 @@ class _Seen(NamedTuple):
     settings: list[tuple[str, Any]]  # numbers and names among its attributes
     size: int | None  # how many attributes it has, if it gains none
 
-    def is_same(self) -> bool:
-        """Whether the module still computes that, on weights at the same place."""
+    def is_same(self, has_same_memory: bool = True) -> bool:
+        """Whether the module still computes that, on weights in the same memory if that is asked for."""
         module, own = self.module, vars(self.module)
         is_other = type(module) is not self.kind or module._modules != self.children or module.training
+        is_other |= len(self.tensors) != len(_tensors_of(module))
         if is_other or "forward" in own or (self.size is not None and len(own) != self.size):
             return False
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
@@ -396,7 +614,7 @@ class _Seen(NamedTuple):
                 return False
         return all(own.get(name) is value for name, value in self.settings) and all(
             owner.get(name) is tensor
-            and tensor.data_ptr() == place
+            and (not has_same_memory or tensor.data_ptr() == place)
             and tensor.shape == shape
             and tensor.dtype == dtype
             and tensor.is_contiguous()
@@ -404,6 +622,10 @@ class _Seen(NamedTuple):
             and type(tensor) in (Tensor, nn.Parameter)
             for owner, name, tensor, place, shape, dtype in self.tensors
         )
+
+    def structure(self) -> tuple:
+        """What decides how the module is read; the memory of its weights does not."""
+        return self.kind, self.settings, [(name, shape, dtype) for _, name, _, _, shape, dtype in self.tensors]
 
 
 def _look_at(module: nn.Module, is_model: bool) -> _Seen:
@@ -422,6 +644,7 @@ def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
     size = None if is_model or kind is PackedLinear else len(own)  # both gain attributes
     seen = _Seen(module, kind, dict(module._modules), tensors, settings, size)
-    if not seen.is_same():
+    # Another thread may give a weight other memory meanwhile: the structures hold what they point to.
+    if not seen.is_same(has_same_memory=False):
         raise Unknown(kind.__name__)
     return seen

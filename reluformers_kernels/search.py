@@ -8,6 +8,7 @@ that, and all else goes on to transformers.
 
 import copy
 import dataclasses
+import logging
 import threading
 from typing import Any
 
@@ -21,16 +22,18 @@ from transformers import (
     ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     GenerationMixin,
+    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from .decoder import SearchOptions, Translator
+from .decoder import SearchOptions, Translator, Unknown, are_tokens
 
 # the last one reads `stop_strings`, which are a criterion of their own
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
@@ -41,7 +44,9 @@ _FOREVER = 2**31
 # a configuration, and the pair that a search by another penalty replaces, which `find_options` knows
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
 _OTHER_CALLS = ("custom_generate", "encoder_outputs")  # options of `generate` that prepare something else each time
-_SEARCHING = threading.local()  # `found`: options and prompt of the last compiled search of a thread
+# of a thread: `source`, the tokens of the call that `generate` prepares, and `found`, options and prompt of its search
+_SEARCHING = threading.local()
+logger = logging.getLogger(__name__)
 
 
 class SearchMixin(GenerationMixin):
@@ -55,6 +60,8 @@ class SearchMixin(GenerationMixin):
         if SearchMixin in cls.__bases__:
             cls._step_methods = {name: getattr(cls, name) for name in _STEP_METHODS}
 
+    search_fallback: str | None = None  # why transformers made the last search, and not compiled code
+
     def _is_replaced(self) -> bool:
         """Whether a method that only the search of transformers calls is another than this search was written for."""
         is_patched = any(name not in _OWN_ATTRIBUTES and hasattr(GenerationMixin, name) for name in vars(self))
@@ -64,6 +71,7 @@ class SearchMixin(GenerationMixin):
 
     def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
         """Generate as transformers does, and prepare nothing that the last call has prepared."""
+        _SEARCHING.source = None
         if args or self._is_replaced():
             return super().generate(inputs, generation_config, *args, **kwargs)
         call = Call(self, inputs, generation_config, kwargs)
@@ -75,13 +83,24 @@ class SearchMixin(GenerationMixin):
 
     def _sample(self, input_ids, **options):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
-        found = search(self, input_ids, **options)
+        found = self._search_compiled(input_ids, options)
         return super()._sample(input_ids, **options) if found is None else found
 
     def _beam_search(self, input_ids, **options):
         """Beam search by compiled code; what that does not know by transformers."""
-        found = search(self, input_ids, **options)
+        found = self._search_compiled(input_ids, options)
         return super()._beam_search(input_ids, **options) if found is None else found
+
+    def _search_compiled(self, input_ids: Tensor, options: dict[str, Any]) -> Tensor | None:
+        """Tokens by compiled code, or None where transformers searches, with `search_fallback` as the reason."""
+        try:
+            found, reason = search(self, input_ids, **options), None
+        except Unknown as unknown:
+            found, reason = None, str(unknown)
+        if reason is not None and reason != self.search_fallback:
+            logger.info("transformers searches in place of compiled code: %s", reason)
+        self.search_fallback = reason
+        return found
 
 
 def search(
@@ -91,22 +110,42 @@ def search(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     **model_kwargs: Any,
-) -> Tensor | None:
-    """What a search of `generate` gives by its own arguments; None if the compiled code does not know it."""
-    if model._is_replaced() or not asks_for_tokens(generation_config, model_kwargs):
-        return None
+) -> Tensor:
+    """Search as `generate` does, by its own arguments; raises `Unknown` if the compiled code does not know it."""
+    if model._is_replaced():
+        raise Unknown("a method of the search is replaced")
+    check_asks_for_tokens(generation_config, model_kwargs)
     options = find_options(model, logits_processor, stopping_criteria, generation_config)
-    translator = None if options is None else Translator.of(model)
-    if translator is None:
-        return None
+    translator = Translator.of(model)
     outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
-    states = outputs[0] if getattr(outputs, "exact", None) is None else outputs.exact
+    states, source = outputs[0], getattr(_SEARCHING, "source", None)
+    if getattr(outputs, "exact", None) is not None:
+        states = outputs.exact
     mask = states.new_ones(states.shape[:2]) if mask is None else mask
-    is_known = mask.shape == states.shape[:2] and states.dtype in (torch.float32, torch.bfloat16)
-    if not is_known or not are_tokens(input_ids, translator.vocabularies[1]):
-        return None
+    if states.dim() != 3 or len(states) != len(input_ids):
+        raise Unknown(f"states {list(states.shape)} for {len(input_ids)} rows")
+    states, mask = states[:: options.beams], mask[:: options.beams].bool()
+    if source is not None and source.shape == mask.shape:
+        # PyTorch rounds states of bfloat16, so that a call without a mask would translate otherwise than one with it.
+        states = source
+    found = translator.search(states, mask, input_ids, options)
     _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
-    return translator.search(states[:: options.beams], mask[:: options.beams].bool(), input_ids, options)
+    return found
+
+
+def explain_search(model: SearchMixin, **options: Any) -> str | None:
+    """Say why transformers searches in place of compiled code, found by a search for one token; None if it does not.
+
+    Args:
+        model: an encoder–decoder model on its device, in evaluation mode.
+        options: those of the searches to come, beside the model's own.
+    """
+    config = copy.deepcopy(model.generation_config)
+    config.update(**options)
+    config.update(max_length=None, min_length=None, max_new_tokens=1, min_new_tokens=None)
+    source = torch.tensor([[model.config.eos_token_id or 0]], device=model.device)
+    model.generate(source, config, attention_mask=torch.ones_like(source))
+    return model.search_fallback
 
 
 @dataclasses.dataclass
@@ -116,23 +155,20 @@ class EncodedSource(BaseModelOutput):
     exact: Tensor | None = None
 
 
-def asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> bool:
-    """Whether a search starts with an empty cache, and nothing but tokens is asked for."""
+def check_asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dict) -> None:
+    """Raise `Unknown` unless a search starts with an empty cache and gives nothing but tokens."""
+    if generation_config.do_sample:
+        raise Unknown("sampling")
+    if generation_config.return_dict_in_generate:
+        raise Unknown("return_dict_in_generate")
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))  # the former from transformers 5.24 on
-    return (
-        not (generation_config.do_sample or generation_config.return_dict_in_generate)
-        and generation_config.use_cache
-        and isinstance(cache, EncoderDecoderCache)
-        and type(cache.self_attention_cache) is DynamicCache
-        and cache.get_seq_length() == 0
-        # a streamer and `synced_gpus` are none of them
-        and all(name in KNOWN_INPUTS or value is None or value is False for name, value in model_kwargs.items())
-    )
-
-
-def are_tokens(tokens: Tensor, vocabulary: int) -> bool:
-    """Whether there are some, all of them of the vocabulary."""
-    return tokens.numel() > 0 and int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary
+    is_plain = isinstance(cache, EncoderDecoderCache) and type(cache.self_attention_cache) is DynamicCache
+    if not (generation_config.use_cache and is_plain and cache.get_seq_length() == 0):
+        raise Unknown("another cache than an empty dynamic one")
+    # a streamer and `synced_gpus` are among these
+    for name, value in model_kwargs.items():
+        if name not in KNOWN_INPUTS and value is not None and value is not False:
+            raise Unknown(f"{name} is given to generate")
 
 
 class Call:
@@ -150,15 +186,18 @@ class Call:
         mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
         values = [value for part in (others, *configs) for value in part.values()]
-        is_given = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.dim() == 2
-        is_usual &= is_given and ids.is_cpu and ids.dtype == torch.long
+        is_usual &= isinstance(ids, Tensor) and ids.dim() == 2 and ids.is_cpu and ids.dtype == torch.long
+        _SEARCHING.found, _SEARCHING.source = None, ids if is_usual else None
+        is_usual = is_usual and isinstance(mask, Tensor) and ids.shape == mask.shape
         if is_usual and all(isinstance(value, _PLAIN) for value in values):
             self.key = others, configs, vars(model).get("_update_finished_beams")
-            with torch.no_grad():
-                found = Translator.of(model)
-            if found is not None and ids.shape[1] <= found.positions and are_tokens(ids, found.vocabularies[0]):
+            try:
+                with torch.no_grad():
+                    found = Translator.of(model)
+            except Unknown:  # the search says why
+                return
+            if ids.shape[1] <= found.positions and are_tokens(ids, found.vocabularies[0]):
                 self.translator, self.source, self.mask = found, ids, mask.bool()
-        _SEARCHING.found = None
 
     def repeat(self) -> Tensor | None:
         """Tokens, or None if no such call was before, or something else has changed."""
@@ -166,17 +205,23 @@ class Call:
         if known is None or known[0] != self.key:
             return None
         _, options, prompt = known
-        with torch.no_grad():
-            first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
-            return self.translator.search(self.source, self.mask, first, options)
+        first = torch.tensor([prompt]).expand(len(self.source) * options.beams, -1)
+        try:
+            with torch.no_grad():
+                return self.translator.search(self.source, self.mask, first, options)
+        except Unknown:
+            return None
 
     def encode(self) -> dict[str, EncodedSource]:
         """States of the encoder as an option of `generate`; empty if PyTorch must compute them."""
         is_left = self.translator is None
         if is_left or any(part.get("return_dict_in_generate") for part in (self.key[0], *self.key[1])):
             return {}
-        with torch.no_grad():
-            states = self.translator.encode(self.source, self.mask)
+        try:
+            with torch.no_grad():
+                states = self.translator.encode(self.source, self.mask)
+        except Unknown:
+            return {}
         return {"encoder_outputs": EncodedSource(states.to(self.model.dtype), exact=states)}
 
     def remember(self) -> None:
@@ -190,10 +235,57 @@ def find_options(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
-) -> SearchOptions | None:
-    """What is searched, or None if the compiled code does not know a processor, a criterion or a penalty."""
-    beams, rules = config.num_beams, []
+) -> SearchOptions:
+    """Find what is searched; raises `Unknown` for a processor, a criterion or a penalty that C does not know."""
+    beams = config.num_beams
+    rules, is_renormalized = find_rules(logits_processor)
+    vocabulary = model.lm_head.out_features
+    if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
+        raise Unknown("a forced token that the vocabulary does not have")
+    # where one forbids what another forces, their order counts
+    banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
+    if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
+        raise Unknown("a token that is forced and forbidden")
+    ends, max_length = [], config.max_length
+    for criterion in stopping_criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends += criterion.eos_token_id.tolist()
+        elif type(criterion) is MaxLengthCriteria:
+            max_length = min(max_length, criterion.max_length)
+        else:
+            raise Unknown(type(criterion).__name__)
+    # a search that divides by another penalty says by which
+    finishing = vars(model).get("_update_finished_beams")
+    offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
+    if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
+        raise Unknown("a length penalty of its own")
+    padding = config._pad_token_tensor
+    if beams > 1:
+        end_tokens = config._eos_token_tensor
+        padding = padding or end_tokens[0] if end_tokens is not None else -1  # as there: 0 is no padding
+    early_stopping = config.early_stopping is True  # as there: None and 1 are no early stop
+    if config.early_stopping == "never" and config.length_penalty > 0:
+        early_stopping = "never"
+    return SearchOptions(
+        beams,
+        config.num_return_sequences if beams > 1 else 1,
+        max_length,
+        0 if padding is None else int(padding),
+        ends,
+        rules,
+        early_stopping,
+        config.length_penalty,
+        offset,
+        is_renormalized,
+    )
+
+
+def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[int], int, int, bool]], bool]:
+    """Find the rules of `SearchOptions`, and whether log P are renormalized after them."""
+    rules, is_renormalized = [], False
     for processor in logits_processor:
+        if is_renormalized:
+            raise Unknown(f"{type(processor).__name__} behind a LogitNormalization")
         if type(processor) is ForcedBOSTokenLogitsProcessor:
             rules.append(([processor.bos_token_id], 1, 2, True))
         elif type(processor) is ForcedEOSTokenLogitsProcessor:
@@ -206,43 +298,10 @@ def find_options(
             rules.append((processor.eos_token_id.tolist(), 0, length, False))
         elif type(processor) is SuppressTokensLogitsProcessor:
             rules.append((processor.suppress_tokens.tolist(), 0, _FOREVER, False))
+        elif type(processor) is NoBadWordsLogitsProcessor and all(len(word) == 1 for word in processor.sequence_bias):
+            rules.append(([token for (token,) in processor.sequence_bias], 0, _FOREVER, False))
+        elif type(processor) is LogitNormalization:
+            is_renormalized = True
         else:
-            return None
-    vocabulary = model.lm_head.out_features
-    if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
-        return None
-    # where one forbids what another forces, their order counts
-    banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
-    if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
-        return None
-    ends, max_length = [], config.max_length
-    for criterion in stopping_criteria:
-        if type(criterion) is EosTokenCriteria:
-            ends += criterion.eos_token_id.tolist()
-        elif type(criterion) is MaxLengthCriteria:
-            max_length = min(max_length, criterion.max_length)
-        else:
-            return None
-    # a search that divides by another penalty says by which
-    finishing = vars(model).get("_update_finished_beams")
-    offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
-    if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
-        return None
-    padding = config._pad_token_tensor
-    if beams > 1:
-        end_tokens = config._eos_token_tensor
-        padding = padding or end_tokens[0] if end_tokens is not None else -1  # as there: 0 is no padding
-    early_stopping = config.early_stopping
-    if early_stopping == "never" and config.length_penalty <= 0:
-        early_stopping = False
-    return SearchOptions(
-        beams,
-        config.num_return_sequences if beams > 1 else 1,
-        max_length,
-        0 if padding is None else int(padding),
-        ends,
-        rules,
-        early_stopping,
-        config.length_penalty,
-        offset,
-    )
+            raise Unknown(type(processor).__name__)
+    return rules, is_renormalized

@@ -16,6 +16,7 @@ from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, check_is_one_model, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
+from reluformers.translation.decoding import note_on_search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,5 +41,8 @@ def run(options: argparse.Namespace) -> None:
     set_precision(handler.pipeline.model, options.dtype)
     server = build_server(module, handler, title=Path(options.model).resolve().name)
     host, port = bound.getsockname()[:2]
+    note = note_on_search(handler.pipeline.model) if handler.task == "translation" else ""
     print(f"{options.model} is served at http://{host}:{port}, described at http://{host}:{port}/docs", flush=True)
+    if note:
+        print(note, flush=True)
     serve(server, bound)

@@ -28,7 +28,7 @@ from reluformers.files import check_output_files, stamp
 from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import load_translation_model, saved_search
+from reluformers.translation.decoding import load_translation_model, note_on_search, saved_search
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
 from reluformers.translation.tokenization import Tokenizers
 
@@ -65,6 +65,9 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizers = load(options)
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
+    note = note_on_search(model, **search) if options.runtime == "torch" else ""
+    if note:
+        sys.stderr.write(f"{options.model}: {note}\n")
     is_typed = source == "-" and sys.stdin.isatty()
     # whoever looks at the lines should not have to wait for many
     is_watched = options.output is None and sys.stdout.isatty()

@@ -16,6 +16,7 @@ from transformers.utils import cached_file
 from reluformers.data.batching import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
 from reluformers.saved_models import load_model, set_precision, to_accelerator
+from reluformers_kernels import SearchMixin, explain_search
 
 from .tokenization import Tokenizer, Tokenizers, encode_texts, load_tokenizers
 
@@ -154,6 +155,19 @@ def _translate_batch(
     tokens = model.generate(**inputs, **{**limits, **options})
     with TOKENIZING:
         return tokenizers[1].batch_decode(tokens, skip_special_tokens=True)
+
+
+def note_on_search(model: Any, **options: Any) -> str:
+    """Name what searches on a CPU in place of compiled code, and why; empty where compiled code does.
+
+    Args:
+        model: any model with transformers' `generate`.
+        options: those of the searches to come.
+    """
+    if not isinstance(model, SearchMixin) or model.device.type != "cpu":
+        return ""
+    reason = explain_search(model, **options)
+    return "" if reason is None else f"transformers' search translates, as compiled code does not know this: {reason}"
 
 
 def saved_search(defaults: GenerationConfig) -> dict[str, Any]:

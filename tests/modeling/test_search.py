@@ -1,6 +1,7 @@
 """Translation by compiled code: the tokens of transformers' own searches, and what is left to those."""
 
 import copy
+import dataclasses
 import inspect
 import logging
 import threading
@@ -10,17 +11,19 @@ from unittest import mock
 import pytest
 import torch
 from peft import PrefixTuningConfig, get_peft_model
-from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedConfig
 
 from builders.models import build_model
 from reluformers import quantize_int8
-from reluformers.configuration.configuration_attention import ACTIVATIONS
+from reluformers.configuration.configuration_attention import ACTIVATIONS, AttentionConfig
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import decoder
 from reluformers_kernels.compiled import native
+from reluformers_kernels.search import explain_search
 
 VOCABULARY, END = 40, 2
 BUILT = native.usable_instruction_sets() if native is not None else []
@@ -100,7 +103,7 @@ def padded_sources(seed=0, rows=5):
 
 def by_transformers(model, batch, **options):
     """Tokens by PyTorch and the searches of transformers."""
-    with mock.patch.object(decoder.Translator, "of", return_value=None):
+    with mock.patch.object(decoder.Translator, "of", side_effect=decoder.Unknown("asked for")):
         return model.generate(**batch, **options)
 
 
@@ -118,6 +121,17 @@ def check_same(model, batch, exact=None, **options):
     for _ in range(2):
         assert torch.equal(by_compiled_code(model, batch, **options), expected)
     return expected
+
+
+def check_same_outcome(model, batch, **options):
+    """Compare tokens, or the kind of an error."""
+    outcomes = []
+    for search in (by_transformers, lambda model, batch, **options: model.generate(**batch, **options)):
+        try:
+            outcomes.append(search(model, batch, **options).tolist())
+        except Exception as error:
+            outcomes.append(type(error))
+    assert outcomes[0] == outcomes[1]
 
 
 def check_left_to_transformers(model, batch, **options):
@@ -407,17 +421,20 @@ def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change, beams):
 def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
     model = trained_like("reluformer")
     with torch.no_grad():
-        assert decoder.Translator.of(model) is not None
+        decoder.Translator.of(model)
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
-        assert decoder.Translator.of(model) is None
+        with pytest.raises(decoder.Unknown):
+            decoder.Translator.of(model)
         hook.remove()
         torch.set_default_dtype(torch.float64)
         try:
-            assert decoder.Translator.of(model) is None
+            with pytest.raises(decoder.Unknown):
+                decoder.Translator.of(model)
         finally:
             torch.set_default_dtype(torch.float32)
         model.config._attn_implementation = "mine"
-        assert decoder.Translator.of(model) is None
+        with pytest.raises(decoder.Unknown):
+            decoder.Translator.of(model)
 
 
 @needs_code
@@ -547,3 +564,307 @@ def test_the_length_that_is_asked_for_holds_without_a_warning(saved, asked, opti
         tokens = model.generate(**draw_sources(), eos_token_id=None, **asked, **options)
     assert tokens.shape[1] == 5
     assert not [message for message in caplog.messages if "max_" in message]
+
+
+@dataclasses.dataclass
+class WithField(AttentionConfig):
+    """A variant with a field that the search was not written for."""
+
+    temperature: float = 2.0
+
+
+def with_new_field(model):
+    site = model.model.decoder.layers[0].cross_attn
+    site.attention = WithField(**site.attention.to_dict())
+
+
+def with_new_config_field(model):
+    kind = type(model.config)
+    added = dataclasses.make_dataclass("WithConfigField", [("depth_scale", float, 2.0)], bases=(kind,))
+    model.config.__class__ = added
+
+
+def with_new_parameter(model):
+    model.model.encoder.layers[0].self_attn.head_gain = torch.nn.Parameter(torch.ones(2))
+
+
+def with_new_module(model):
+    model.model.decoder.layers[1].adapter = torch.nn.Linear(16, 16)
+
+
+def with_new_number(model):
+    model.model.decoder.layers[1].self_attn.window = 3
+
+
+def with_new_activation(model):
+    vars(model.model.encoder.layers[0].self_attn.attention)["activation"] = "shifted_elu"
+
+
+@needs_code
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_new_field,
+        with_new_config_field,
+        with_new_parameter,
+        with_new_module,
+        with_new_number,
+        with_new_activation,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_names_that_are_not_read_go_on_in_pytorch(change):
+    model = trained_like("reluformer")
+    with torch.no_grad():
+        decoder.Translator.of(model)
+        change(model)
+        with pytest.raises(decoder.Unknown):
+            decoder.Translator.of(model)
+
+
+@needs_code
+def test_every_name_that_is_read_is_there():
+    fields = {field.name for field in dataclasses.fields(AttentionConfig)}
+    assert fields == set(decoder._ATTENTION_FIELDS.split())
+    own = {field.name for field in dataclasses.fields(Seq2SeqTransformerConfig)}
+    usual = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    assert own - usual == set(decoder._CONFIG_FIELDS.split()) - usual
+
+
+def _layers_of(stack):
+    return (decoder.native_decoder.Layer * stack.layer_count).from_address(stack.layers)
+
+
+def wrong_gain(translator):
+    gain = torch.full((16,), 1.02)
+    translator.kept.append(gain)
+    _layers_of(translator.decoder)[0].own_norm.gain = gain.data_ptr()
+
+
+def swapped_norms(translator):
+    layer = _layers_of(translator.decoder)[1]
+    own_norm = type(layer.own_norm).from_buffer_copy(layer.own_norm)
+    layer.own_norm = layer.mlp_norm
+    layer.mlp_norm = own_norm
+
+
+def stale_pointer(translator):
+    weight = torch.randn(16, 16) / 4
+    translator.kept.append(weight)
+    _layers_of(translator.decoder)[0].cross.output.weight = weight.data_ptr()
+
+
+def integer_for_a_float(translator):
+    scale = torch.tensor([1])
+    translator.kept.append(scale)
+    _layers_of(translator.decoder)[0].cross.exponent = scale.data_ptr()
+
+
+def another_form(translator):
+    _layers_of(translator.decoder)[0].cross.scale_form = 1
+
+
+def wrong_head_count(translator):
+    translator.decoder.heads = 1
+
+
+def another_eps(translator):
+    _layers_of(translator.encoder)[0].own_norm.eps = 0.5
+
+
+FAULTS = [
+    wrong_gain,
+    swapped_norms,
+    stale_pointer,
+    integer_for_a_float,
+    another_form,
+    wrong_head_count,
+    another_eps,
+]
+
+
+@needs_code
+@greedy_and_beams
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_proves_itself_before_it_translates(fault, dtype, beams, caplog, monkeypatch):
+    """Whatever the reader gets wrong, PyTorch's states and logits tell, once and for good."""
+    model, batch = trained_like("reluformer").to(dtype), draw_sources(3)
+    expected = by_transformers(model, batch, num_beams=beams, max_new_tokens=6)
+    read = decoder.Translator.__init__
+
+    def read_wrongly(translator, model):
+        read(translator, model)
+        fault(translator)
+
+    monkeypatch.setattr(decoder.Translator, "__init__", read_wrongly)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert torch.equal(model.generate(**batch, num_beams=beams, max_new_tokens=6), expected)
+    assert sum("does not translate with this model" in record.message for record in caplog.records) == 1
+    assert "PyTorch" in model.search_fallback
+
+
+NUMBERS = {
+    "scale": 3,
+    "threshold": 1,
+    "length_exponent": 1,
+    "length_coefficient": 2,
+    "swish_beta": 2,
+    "feed_forward_temperature": 2,
+    "norm_eps": 1,
+    "output_norm_eps": 1,
+}
+
+
+@needs_code
+@pytest.mark.parametrize("name", NUMBERS)
+def test_whole_numbers_mean_the_same(name):
+    fields = {name: NUMBERS[name]}
+    if name in {field.name for field in dataclasses.fields(AttentionConfig)}:
+        fields = {"attention": {"activation": "relu", "output_norm": "rms_norm", **fields}}
+    kinds = {"swish_beta": "swish", "feed_forward_temperature": "softmax"}
+    fields["activation_function"] = kinds.get(name, "relu")
+    for beams in (1, 3):
+        check_same(trained_like("softmax", **fields), draw_sources(20), num_beams=beams, max_new_tokens=8)
+
+
+@needs_code
+@greedy_and_beams
+def test_opus_options_are_searched_by_compiled_code(beams):
+    """Generation options of OPUS-MT folders: a forbidden padding token, and log P of what is left."""
+    model = trained_like("reluformer")
+    options = {"bad_words_ids": [[0], [7]], "renormalize_logits": True, "forced_eos_token_id": END}
+    check_same(model, draw_sources(9), num_beams=beams, max_new_tokens=8, **options)
+    check_same(model, draw_sources(9), num_beams=beams, max_new_tokens=8, renormalize_logits=True)
+    check_left_to_transformers(model, draw_sources(2), num_beams=beams, max_new_tokens=3, bad_words_ids=[[5, 6]])
+    assert "NoBadWords" in model.search_fallback
+
+
+@needs_code
+@pytest.mark.parametrize("early_stopping", [None, False, True, "never"])
+def test_every_early_stopping_means_the_same(early_stopping):
+    model = trained_like("reluformer")
+    model.generation_config.early_stopping = early_stopping
+    check_same(model, draw_sources(12), num_beams=3, max_new_tokens=8)
+
+
+@needs_code
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_rows_that_do_not_fit_are_left_to_transformers(rows):
+    model, batch = trained_like("reluformer"), draw_sources(4)
+    states = model.get_encoder()(**batch)
+    mask = {"attention_mask": batch["attention_mask"]}
+    for beams in (1, 3):
+        for given in (
+            {**batch, "decoder_input_ids": torch.ones(rows, 2, dtype=torch.long)},
+            {**mask, "encoder_outputs": (states[0][:rows],)},
+            {**mask, "encoder_outputs": (states[0],), "decoder_input_ids": torch.ones(rows, 2, dtype=torch.long)},
+        ):
+            check_same_outcome(model, given, num_beams=beams, max_new_tokens=4)
+
+
+@needs_code
+def test_weights_may_get_other_memory_while_they_are_read():
+    """Another thread replaces weights: no call reads memory that is gone, and each gives tokens of one state."""
+    model, batch = trained_like("reluformer"), draw_sources(16)
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    expected = check_same(model, batch, num_beams=3, max_new_tokens=8)
+    is_done = threading.Event()
+
+    def replace():
+        while not is_done.is_set():
+            for name, parameter in model.named_parameters():
+                parameter.data = weights[name].clone()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        for _ in range(15):
+            assert torch.equal(model.generate(**batch, num_beams=3, max_new_tokens=8), expected)
+    finally:
+        is_done.set()
+        thread.join()
+
+
+NOT_FINITE = {
+    "lm_head.weight": (7, 3),
+    "lm_head.bias": (5,),
+    "model.encoder.layers.0.self_attn.q_proj.weight": (1, 1),
+    "model.decoder.layers.1.mlp_norm.weight": (2,),
+    "model.decoder.layers.0.cross_attn.v_proj.bias": (3,),
+}
+
+
+@needs_code
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_infinity_and_nan_go_to_pytorch(name, precision, value):
+    model, batch = trained_like("reluformer", tying="none"), draw_sources(3)
+    if precision == "int8":
+        if "weight" in name and "norm" not in name:
+            pytest.skip("integers are finite")
+        model = set_precision(model, "int8")
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    model.generate(**batch, max_new_tokens=2)
+    with torch.no_grad():
+        tensors[name][NOT_FINITE[name]] = value
+    for beams in (1, 3):
+        check_same_outcome(model, batch, num_beams=beams, max_new_tokens=6)
+
+
+@needs_code
+@greedy_and_beams
+def test_bfloat16_translates_alike_with_and_without_a_mask(beams):
+    model = trained_like("reluformer").to(torch.bfloat16)
+    ids = torch.randint(3, VOCABULARY, (24, 9), generator=torch.Generator().manual_seed(1))
+    with_mask = by_compiled_code(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, num_beams=beams)
+    assert torch.equal(by_compiled_code(model, {"input_ids": ids}, num_beams=beams), with_mask)
+
+
+def with_head_dim(model):
+    model.model.decoder.layers[0].self_attn.head_dim = 4
+
+
+def with_scale(model):
+    model.config.d_model = 64
+
+
+def with_decoder_config(model):
+    model.model.decoder.config = copy.deepcopy(model.config)
+    model.model.decoder.config.scale_embedding = not model.config.scale_embedding
+
+
+@needs_code
+@pytest.mark.parametrize("change", [with_head_dim, with_scale, with_decoder_config], ids=lambda c: c.__name__)
+def test_a_changed_configuration_is_seen_between_two_equal_calls(change):
+    model, batch = trained_like("reluformer", scale_embedding=True), draw_sources(9)
+    for _ in range(2):
+        model.generate(**batch, max_new_tokens=6)
+    change(model)
+    expected = by_transformers(model, batch, max_new_tokens=6)
+    assert torch.equal(model.generate(**batch, max_new_tokens=6), expected)
+
+
+@needs_code
+def test_the_reason_for_transformers_search_is_said():
+    model = trained_like("reluformer")
+    assert explain_search(model) is None
+    model.generation_config.no_repeat_ngram_size = 3
+    assert "NoRepeatNGram" in explain_search(model)
+
+
+def test_what_crosses_into_compiled_code_is_checked():
+    from reluformers_native.decoder import Linear
+
+    shape = {"inputs": 4, "outputs": 3}
+    Linear.of(weight=torch.zeros(3, 4), bias=torch.zeros(3), **shape)
+    for tensors in (
+        {"weight": torch.zeros(3, 4, dtype=torch.long)},
+        {"weight": torch.zeros(3, 3)},
+        {"weight": torch.zeros(3, 4, device="meta")},
+        {"weight": torch.zeros(3, 4), "bias": torch.zeros(3, dtype=torch.float64)},
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            Linear.of(**tensors, **shape)
