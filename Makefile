@@ -39,9 +39,10 @@ $(SETUP): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
 
 setup: $(SETUP)  ## make the environment and do nothing in it
 
-style: $(SETUP)  ## mend and format the code
+style: $(SETUP)  ## mend and format the code, and copy it into models/
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+	$(VENV)/bin/python scripts/refresh_models.py
 
 quality: $(SETUP)  ## lint, format and the budget of lines, read only
 	$(VENV)/bin/ruff check .

@@ -1,5 +1,6 @@
 """Which computation is taken for what, and that what layers share of a mask is made once."""
 
+import dataclasses
 from types import SimpleNamespace
 from unittest import mock
 
@@ -8,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders.models import build_model, draw_images, draw_pairs
+from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import (
@@ -119,6 +121,31 @@ def test_mask_is_made_once_for_all_layers_of_a_site(preset, short_keys, backend,
     needs_no_dense_mask = preset == "reluformer" and backend == "fused" and short_keys == 0
     assert operations.comparisons == (0 if needs_no_dense_mask else 1)
     assert operations.counts == 3
+
+
+@dataclasses.dataclass
+class ConfigWithField(AttentionConfig):
+    temperature: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FormulaWithField(attention.AttentionFormula):
+    temperature: float = 2.0
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax1", "relu", "entmax15"])
+@pytest.mark.parametrize("is_formula", [True, False])
+def test_a_field_that_fast_paths_do_not_read_is_left_to_the_reference(name, is_formula, monkeypatch):
+    assert all(attention.KNOWS_FIELDS.values())
+    config = AttentionConfig(activation=name)
+    if is_formula:
+        formula = FormulaWithField(config, scaling=0.5)
+    else:
+        formula = attention.AttentionFormula(ConfigWithField(**config.to_dict()), scaling=0.5)
+    monkeypatch.setattr(attention, "eager_attention", lambda *arguments: ("reference", None, None))
+    states = torch.randn(2, 3, 5, 4)
+    mask = attention.AttentionMask.of(None, 5, 5, states.device)
+    assert attention.fused_attention(formula, states, states, states, mask, "none")[0] == "reference"
 
 
 def test_checkpointed_layers_compile_as_one_graph():
