@@ -49,7 +49,8 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of `CardOptions` that are given."""
     names = ("baseline", "dataset", "examples", "held_out")
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, [], True)}
-    return given | check_fields("card", read_fields(options.settings, "NAME=VALUE"), CardOptions)
+    settings = check_fields("card", read_fields(options.settings, "NAME=VALUE"), CardOptions)
+    return dict(**given, **settings)  # Python refuses a name in both
 
 
 def run(options: argparse.Namespace) -> None:

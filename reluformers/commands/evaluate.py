@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
 def scoring_options(task: Task, options: dict[str, Any]) -> ScoringOptions:
     """Options of a task's scorer, of those that are given; raises a `ValueError` for what is none of it."""
     given = {name: value for name, value in options.items() if value not in (None, False)}
-    given |= read_fields(given.pop("changes"), "NAME=VALUE")
+    given = dict(**read_fields(given.pop("changes"), "NAME=VALUE"), **given)  # Python refuses a name in both
     return task.scorer.options_class(**check_fields("evaluate", given, task.scorer.options_class))
 
 

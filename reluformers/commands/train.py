@@ -60,8 +60,7 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
         raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
     data, validation = rows_of(options.data), rows_of(options.validation) if options.validation else None
     sections = default_recipe(data, options.source_lang, options.target_lang, validation)
-    for change in options.changes:
-        override(sections, change)
+    override(sections, options.changes)
     return TranslationRecipe.from_sections(sections, "--data")
 
 

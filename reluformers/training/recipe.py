@@ -4,10 +4,9 @@ Each task has a recipe class of its own, which says what its sections are; readi
 """
 
 import dataclasses
-import re
 import sys
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from transformers.utils import is_in_notebook
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import exchanged_config, open_source
-from reluformers.data.checked_fields import check_fields, check_mapping, check_name
+from reluformers.data.checked_fields import PlainText, check_fields, check_mapping, check_name, read_as
 from reluformers.data.names import marked_as_local
 from reluformers.data.sources import naming
 from reluformers.files import write_text
@@ -168,7 +167,7 @@ class Recipe:
         Args:
             path: YAML file with the sections of this task, and `base`, the name of a recipe beside it whose values
                 hold where this one says nothing.
-            overrides: `"section.key=value"` each, later ones win; the value is read as YAML, and
+            overrides: `"section.key=value"` each, each key once; the value is read as YAML, and
                 `section.key.inner=value` sets one entry of a mapping.
         """
         return cls.from_sections(read_sections(path, overrides), path)
@@ -204,7 +203,9 @@ class Recipe:
         """The model section; the values themselves are checked by the configuration class."""
         preset = values.get("preset", "softmax")
         check_name(preset, ATTENTION_PRESETS, "model.preset")
-        given = {name: values[name] for name in _START if name in values}
+        config_class = type(cls.make_config(preset))
+        given = read_as(TransferOptions, {name: values[name] for name in _START if name in values})
+        values = {**read_as(config_class, values), **given}
         with naming("model"):
             options = TransferOptions(**check_fields("model", given, TransferOptions))
         missing, idle = "start", {*_START} - {"start"} & values.keys()
@@ -221,46 +222,67 @@ class Recipe:
         decided |= {"size"} if values.get("start") else set()
         if given := decided & values.keys():
             raise ValueError(f"model.{min(given)} follows from the data, the task or model.start: leave it out")
-        fields = [item.name for item in dataclasses.fields(cls.make_config(preset))]
+        fields = [item.name for item in dataclasses.fields(config_class)]
         for name in values:
             check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
-        return dict(values)
+        return values
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`."""
-    sections = dict(check_mapping(str(path), read_yaml(path) or {}))
+    sections = dict(check_mapping(str(path), _parse_file(path) or {}))
     base = sections.pop("base", None)
     merged = {} if base is None else read_sections(Path(path).parent / str(base))
     for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values
-    for text in overrides:
-        override(merged, text)
+    override(merged, overrides)
     return merged
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, and `no` and 2024-01-31 are text, as version 1.2 has it."""
+    """Leaves text without quotes, other than null, to the type of its field, and takes each key once."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, form) for tag, form in forms if tag.endswith((":null", ":merge"))]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_scalar(self, node: yaml.Node) -> str:
+        """The text of a scalar."""
+        text = super().construct_scalar(node)
+        return text if node.style else PlainText(text)
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """A mapping, whose keys are text; an error if one is written twice."""
+        node = super().compose_mapping_node(anchor)
+        seen = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.append(key.value)
+            key.style = "'"
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either version of YAML would not read as text."""
+    """Quotes text that would be read as something else."""
+
+    def represent_str(self, text: str) -> yaml.Node:
+        """A scalar of text."""
+        is_clear = read_as(Any, PlainText(text)) == text
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_clear else "'")
 
 
-_TAG = "tag:yaml.org,2002:"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag not in (f"{_TAG}bool", f"{_TAG}timestamp")]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile("^(?:true|false)$", re.IGNORECASE), list("tTfF"))
-for _class in (_Loader, _Dumper):
-    _exponent = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    _class.add_implicit_resolver(f"{_TAG}float", _exponent, list("-+.0123456789"))
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def read_yaml(path: str | Path) -> Any:
     """What a file of YAML holds; a ValueError names one that is none."""
+    return read_as(Any, _parse_file(path))
+
+
+def _parse_file(path: str | Path) -> Any:
     return _parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
 
 
@@ -276,22 +298,31 @@ def _parse_yaml(text: str, name: str) -> Any:
         raise ValueError(f"{name}: not valid YAML ({error})") from error
 
 
-def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
+def read_fields(texts: Sequence[str], form: str) -> dict[str, Any]:
     """Field → value of changes such as "dropout=0.1", of a form such as "FIELD=VALUE"; see `override`."""
     fields: dict[str, Any] = {}
-    for text in texts:
-        override(fields, text, form)
+    override(fields, texts, form)
     return fields
 
 
-def override(values: dict[str, Any], text: str, form: str = "section.key=value") -> None:
-    """Set one value of nested mappings in place by a text of a form, such as "training.seed=3"; it is read as YAML."""
-    name, equals, value = text.partition("=")
-    *parents, last = name.split(".")
-    if not equals or not last or len(parents) < form.count("."):
-        raise ValueError(f"{text!r} is not of the form {form}")
-    for parent in parents:
-        if values.get(parent) is None:
-            values[parent] = {}
-        values = check_mapping(parent, values[parent])
-    values[last] = _parse_yaml(value, text)
+def override(sections: dict[str, Any], texts: Sequence[str], form: str = "section.key=value") -> None:
+    """Set values of nested mappings in place by texts of a form, such as "training.seed=3"; a value is YAML.
+
+    Raises:
+        ValueError: a text is not of this form, not YAML, or the second for the same key.
+    """
+    given = set()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        *parents, last = name.split(".")
+        if not equals or not last or len(parents) < form.count("."):
+            raise ValueError(f"{text!r} is not of the form {form}")
+        if name in given:
+            raise ValueError(f"{name} is given twice")
+        given.add(name)
+        values = sections
+        for parent in parents:
+            if values.get(parent) is None:
+                values[parent] = {}
+            values = check_mapping(parent, values[parent])
+        values[last] = _parse_yaml(value, text)

@@ -192,8 +192,7 @@ class Table:
         common = [changes for pattern, changes in chosen.set.items() if fnmatch.fnmatchcase(row.name, pattern)]
         for changes in (*common, row.sections, {"training": {"seed": seed}}):
             sections = _changed(sections, changes)
-        for text in overrides:
-            override(sections, text)
+        override(sections, overrides)
         place = f"{self.path}, row {row.name!r} of setting {setting!r}"
         return task_named(sections.get("task")).recipe_class.from_sections(sections, place)
 

@@ -26,14 +26,13 @@ def recipe_file(tmp_path):
     return path
 
 
-def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
+def test_overrides_are_yaml(recipe_file):
     recipe = TranslationRecipe.load(
         recipe_file,
         [
             "model.preset=qknorm",
             "model.attention={score: cosine, scale_length: 50}",
             "training.num_train_epochs=3",
-            "training.learning_rate=2",
             "training.learning_rate=5E-4",
             "training.lr_scheduler_kwargs.factor=0.5",
             "tokenizer.shared=false",
@@ -57,6 +56,77 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
 
 
 @pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("training.seed=0100", 100),
+        ("training.max_steps=010", 10),
+        ("training.max_steps=+08", 8),
+        ("training.max_tokens=0x10", 16),
+        ("training.max_tokens=0o10", 8),
+        ("training.max_tokens=1_000", 1000),
+        ("training.learning_rate=010", 10.0),
+        ("training.learning_rate=1e-3", 0.001),
+        ("training.learning_rate=1E3", 1000.0),
+        ("training.learning_rate=.5", 0.5),
+        ("training.save_strategy=no", "no"),
+        ("training.run_name=010", "010"),
+        ("training.run_name=1:30", "1:30"),
+        ("training.run_name=true", "true"),
+        ("training.run_name=0x10", "0x10"),
+        ("training.run_name=null", None),
+        ("training.run_name='null'", "null"),
+        ("training.bf16=True", True),
+        ("training.lr_scheduler_kwargs={a: 010, b: 1e-3, c: no, d: 1:30, e: 1_0, no: [07, '07']}",
+         {"a": 10, "b": 0.001, "c": "no", "d": "1:30", "e": "1_0", "no": [7, "07"]}),
+        ("data.train=2024", "2024"),
+        ("data.train=[010, 1e3]", ["010", "1e3"]),
+        ("data.train={source: 010, target: no}", {"source": "010", "target": "no"}),
+        ("data.source_lang=no", "no"),
+        ("data.revision=1e5", "1e5"),
+        ("data.scale_length_percentile=050", 50.0),
+        ("decoding.num_beams=04", 4),
+        ("model.d_model=0128", 128),
+        ("model.dropout=1e-1", 0.1),
+        ("model.attention={scale_length: 050, activation: relu}", {"scale_length": 50, "activation": "relu"}),
+        ("model.preset=relu", "relu"),
+    ],
+)  # fmt: skip
+def test_a_value_is_read_as_the_type_of_its_field(tmp_path, change, value):
+    section, key = change.partition("=")[0].split(".")
+    file = tmp_path / "recipe.yaml"
+    for text, changes in (("", [change]), (f"{section}: {{{key}: {change.partition('=')[2]}}}\n", [])):
+        file.write_text(text)
+        owner = getattr(TranslationRecipe.load(file, changes), section)
+        read = owner[key] if isinstance(owner, dict) else getattr(owner, key)
+        assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("training:\n  seed: 1\n  seed: 2\n", []),
+        ("training: {seed: 1}\ntraining: {max_steps: 2}\n", []),
+        ("training: {lr_scheduler_kwargs: {a: 1, 'a': 2}}\n", []),
+        ("", ["training.lr_scheduler_kwargs={a: 1, a: 2}"]),
+        ("", ["training.seed=1", "training.max_steps=2", "training.seed=2"]),
+    ],
+)
+def test_a_key_given_twice_is_refused(tmp_path, text, changes):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ValueError, match="given twice"):
+        TranslationRecipe.load(tmp_path / "recipe.yaml", changes)
+
+
+def test_keys_merged_from_another_mapping_may_be_given_again(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        "model: &sizes {d_model: 016}\ntraining: {lr_scheduler_kwargs: {<<: *sizes, d_model: 2}}\n"
+    )
+    recipe = TranslationRecipe.load(tmp_path / "recipe.yaml")
+    assert recipe.training["lr_scheduler_kwargs"] == {"d_model": 2}
+    assert recipe.model["d_model"] == 16
+
+
+@pytest.mark.parametrize(
     ("recipe", "change", "field"),
     [
         (TranslationRecipe, "modle.preset=relu", "'modle'; the nearest allowed is 'model'"),
@@ -66,9 +136,13 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
         (TranslationRecipe, "model.vocab_size=8", "model.vocab_size"),
         (TranslationRecipe, "training.max_tokens=true", "training.max_tokens"),
         (TranslationRecipe, "decoding.penalty=gnmt", "decoding.penalty"),
-        (TranslationRecipe, "data.train=3", "data.train"),
+        (TranslationRecipe, "data.train={source: [a], target: b}", "data.train"),
         (TranslationRecipe, "training.seed", "section.key=value"),
         (TranslationRecipe, "training.seed=[1", "not valid YAML"),
+        (TranslationRecipe, "training.seed=1:30", "'1:30'"),
+        (TranslationRecipe, "training.seed='7'", "training.seed"),
+        (TranslationRecipe, "training.bf16=1", "training.bf16"),
+        (TranslationRecipe, "training.learning_rate=nan", "training.learning_rate"),
         (ImageRecipe, "model.size=XL/7", "size is 'XL/7'"),
         (ImageRecipe, "augmentation.crop=square", "augmentation.crop"),
     ],
@@ -83,6 +157,9 @@ def test_a_saved_recipe_reads_the_same_without_tokens(recipe_file, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     Path("data/multi30k").mkdir(parents=True)
     changes = ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9", "data.revision='1e5'"]
+    changes += [
+        "training.lr_scheduler_kwargs={a: '1e5', b: '0o7', c: '.inf', d: .inf, e: '010', f: 'null', g: 'True'}"
+    ]
     changes += ["data.name='010'", "data.source_lang=no", "data.path=data/multi30k", "training.hub_token=hf_secret"]
     recipe = TranslationRecipe.load(recipe_file, changes)
     recipe.save("saved.yaml")
