@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,9 +81,12 @@ def atomic_directory(path: str | os.PathLike, *sources: str | os.PathLike, overw
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write a file of UTF-8, whole or not at all."""
+    r"""Write a file of UTF-8, whole or not at all.
+
+    A name of a file that is not UTF-8 may stand in the text: its bytes are written as `\udcff`, as JSON has them.
+    """
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
@@ -135,12 +139,26 @@ def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterat
     sentence does not shift the lines of a parallel file. Without `keep_ends` they come without `\n` or `\r\n`.
 
     Raises:
-        UnicodeDecodeError: it is not UTF-8.
-        OSError, EOFError, zlib.error: it cannot be opened, or is a damaged gzip file.
+        ValueError: it is not UTF-8, or a damaged gzip file; names it.
+        OSError: it cannot be opened.
     """
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rt", **LINES) as file:
-        yield from file if keep_ends else (line.removesuffix("\n").removesuffix("\r") for line in file)
+        yield from check_lines(file, str(path), keep_ends=keep_ends)
+
+
+def check_lines(file: Iterable[str], name: str, *, keep_ends: bool = False) -> Iterator[str]:
+    """Lines of an open text file; see `iterate_lines`. UTF-16 without a mark decodes, but is refused."""
+    try:
+        for number, line in enumerate(file, start=1):
+            # These are the high bytes of UTF-16 in Latin, Greek, Cyrillic, Hebrew and Arabic.
+            if number == 1 and not set(line).isdisjoint("\0\1\2\3\4\5\6"):
+                raise ValueError(f"{name}: looks like UTF-16 without a mark; convert the file to UTF-8")
+            yield line if keep_ends else line.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: is not text in UTF-8 ({error}); convert the file to UTF-8") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{name}: is a damaged gzip file ({error})") from error
 
 
 def check_text(value: Any, name: str, place: str) -> str:

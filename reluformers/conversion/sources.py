@@ -144,9 +144,15 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
         }
     del fields["label2id"]  # follows from the names
     fields["id2label"] = distinct_names(config.id2label)
-    # of patches that are not square, the shape of a weight is another one
-    patch_size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-    return fields | {"patch_size": patch_size, "multi_label_reduction": "mean"}
+    return fields | {"patch_size": square_side(config.patch_size), "multi_label_reduction": "mean"}
+
+
+def square_side(patch_size: int | Sequence[int]) -> int:
+    """The side of a patch; a ValueError where height and width differ."""
+    sides = {patch_size} if isinstance(patch_size, int) else {*patch_size}
+    if len(sides) > 1:
+        raise ValueError(f"patch_size is {patch_size}, but patches must be square")
+    return sides.pop()
 
 
 def distinct_names(names: dict[int, str]) -> dict[int, str]:

@@ -11,7 +11,7 @@ from transformers import ViTImageProcessorPil
 from reluformers.configuration.field_checks import check_choice
 
 from .names import TIMM_NAMES, rename
-from .sources import ACTIVATIONS, distinct_names
+from .sources import ACTIVATIONS, distinct_names, square_side
 from .weights import State
 
 # by the second word of a model's name: what shapes do not tell
@@ -38,7 +38,8 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
         KeyError: it is no plain Vision Transformer, or its heads cannot be told.
     """
     options, pretrained = dict(config.get("model_args") or {}), dict(config.get("pretrained_cfg") or {})
-    width, channels, patch_size, _ = weights["patch_embed.proj.weight"].shape
+    width, channels, *sides = weights["patch_embed.proj.weight"].shape
+    patch_size = square_side(sides)
     pool = config.get("global_pool", options.get("global_pool", "token"))
     activation = options.get("act_layer", "gelu")
     activation = _ACTIVATIONS.get(activation, activation)

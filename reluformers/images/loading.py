@@ -200,7 +200,8 @@ def _number_labels(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]
 def _renumber(numbers: np.ndarray, names: list[str], classes: list[str]) -> np.ndarray:
     """Turn numbers of `names` into numbers of `classes`."""
     # a class that is declared but has no image does no harm
-    for number in np.unique(numbers):
-        check_name(names[number], classes, "class")
+    for number, row in zip(*np.unique(numbers, return_index=True), strict=True):
+        with naming(f"row {row + 1}"):
+            check_name(names[number], classes, "class")
     known = {name: number for number, name in enumerate(classes)}
     return np.array([known.get(name, -1) for name in names])[numbers]

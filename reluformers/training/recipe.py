@@ -283,7 +283,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _parse_file(path: str | Path) -> Any:
-    return _parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    return _parse_yaml(Path(path).read_bytes(), str(path))
 
 
 def to_yaml(sections: dict[str, Any]) -> str:
@@ -291,7 +291,7 @@ def to_yaml(sections: dict[str, Any]) -> str:
     return yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _parse_yaml(text: str, name: str) -> Any:
+def _parse_yaml(text: str | bytes, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from transformers import PreTrainedModel
 
-from reluformers.files import LINES, iterate_lines
+from reluformers.files import LINES, check_lines, iterate_lines
 from reluformers.modeling.pipeline_translation import TOKENIZING, TranslationPipeline, most_positions
 
 from .decoding import translate
@@ -137,7 +137,7 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
     if source == "-":
         # in UTF-8 as files are, whatever the locale says
         sys.stdin.reconfigure(**LINES)
-        yield from (line.removesuffix("\n").removesuffix("\r") for line in sys.stdin)
+        yield from check_lines(sys.stdin, "standard input")
     elif column is None:
         yield from iterate_lines(source)
     else:

@@ -51,7 +51,7 @@ def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None
             place = f"{path}, row {number}"
             pair = {side: read_text(row, key, place, columns.translation_column) for side, key in keys.items()}
             if columns.document_column is not None:
-                document = row.get(columns.document_column)
+                document = _cell(row, columns.document_column, place)
                 document = str(document) if type(document) is int else document
                 pair["document"] = check_text(document, columns.document_column, place)
             yield pair
@@ -60,7 +60,13 @@ def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None
 def read_text(row: dict[str, Any], key: str, place: str, translation_column: str = "translation") -> str:
     """The text of a row under a key, there or in its dict of sentences; a ValueError that names the place if none."""
     sentences = row[translation_column] if isinstance(row.get(translation_column), dict) else row
-    return check_text(sentences.get(key), key, place)
+    return check_text(_cell(sentences, key, place), key, place)
+
+
+def _cell(row: dict[str, Any], name: str, place: str) -> Any:
+    if name not in row:
+        raise ValueError(f"{place}: there is no {name!r}, but {list(row)!r:.200}")
+    return row[name]
 
 
 def read_rows(path: str) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """`reluformers evaluate`: what it scores, in which languages, and by which measures."""
 
 import json
+import os
 
 import pytest
 import sacrebleu
@@ -73,6 +74,24 @@ def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
     output = rows / "test.en"
     given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
     assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
+
+
+def test_a_data_file_whose_name_is_not_utf8_loses_no_scores(folder, rows):
+    odd = (rows / "validation.jsonl").rename(rows / os.fsdecode(b"d\xff.jsonl"))
+    assert evaluated(folder, odd)["data"]["source"] == str(odd)
+
+
+@pytest.mark.parametrize("form", ["utf-16", "utf-16-le", "latin-1"])
+def test_text_that_is_not_utf8_is_named(folder, rows, capsys, form):
+    (rows / "test.en").write_bytes("Ein Mann läuft.\nb\n".encode(form))
+    line = refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
+    assert "test.en" in line
+    assert "UTF-8" in line
+    assert "num_beams" in refusal_of(capsys, "evaluate", folder, "--data", "x", "--num_beams", 1, "num_beams=2")
+
+
+def test_numbers_are_decimal(folder, rows):
+    assert evaluated(folder, rows / "validation.jsonl", "min_new_tokens=010")["decoding"]["min_new_tokens"] == 10
 
 
 def test_scores_are_those_of_sacrebleu(folder, rows):

@@ -45,6 +45,17 @@ def test_a_text_waits_for_no_package_of_training(folder):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("form", ["utf-16", "utf-16-le", "latin-1"])
+def test_text_that_is_not_utf8_is_named(folder, capsys, tmp_path, monkeypatch, form):
+    text = "Ein Mann läuft.\nb\n".encode(form)
+    (tmp_path / "a.txt").write_bytes(text)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    for source, name in ((tmp_path / "a.txt", "a.txt"), ("-", "standard input")):
+        line = refusal_of(capsys, "translate", "--model", folder, source)
+        assert name in line
+        assert "UTF-8" in line
+
+
 def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "BLOCK_LINES", 2)
     texts = [TEXTS[0], "", TEXTS[1], "  ", "Two dogs.", TEXTS[0]]

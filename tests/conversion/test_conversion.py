@@ -1,5 +1,6 @@
 """Models of transformers become ours and go back: logits, generation, loss, gradients and every weight."""
 
+import json
 import random
 from pathlib import Path
 
@@ -243,6 +244,14 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
         save_file(changed, path, metadata={"format": "pt"})
         with pytest.raises(ValueError, match=named):
             convert(tmp_path, tmp_path / "ours")
+
+
+def test_patches_that_are_not_square_are_refused_by_name(tmp_path):
+    random_vision("vit", 0).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "patch_size": [4, 8]}))
+    with pytest.raises(ValueError, match=r"patch_size is \[4, 8\]"):
+        convert(tmp_path, tmp_path / "ours")
 
 
 LEARNED = {"position_embedding_type": "learned", "position_offset": 2, "embedding_norm": "layer_norm"}

@@ -1,5 +1,7 @@
 """Loading labelled images: every layout, and one clear line for every fault."""
 
+import re
+
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -144,6 +146,11 @@ def test_columns_are_found_by_type_or_named(tmp_path):
 )
 def test_faults_of_values_are_named(tmp_path, columns, part):
     assert part in fault(write_plain(tmp_path / "x.parquet", **columns))
+
+
+def test_a_label_beyond_the_classes_is_named_with_its_row(tmp_path):
+    path = write_plain(tmp_path / "x.parquet", label=[0, 1, 0, 99, 1, 99])
+    assert re.search("row 4.*'99'", fault(path, classes=["0", "1"]))
 
 
 def test_labels_are_numbered_by_the_names_that_are_given(tmp_path):

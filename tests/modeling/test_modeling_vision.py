@@ -251,6 +251,22 @@ BAD_INPUTS = {
     "too few labels": {"labels": torch.zeros(2, dtype=torch.long)},
     "too many classes": {"labels": torch.zeros(3, 9)},
 }
+SHARES = torch.rand(3, 5)
+BAD_LABELS = [
+    (torch.tensor([0, -1, 1]), r"labels\[1\] is -1, but must be from 0 to 4"),
+    (torch.tensor([0, 1, 99]), r"labels\[2\] is 99"),
+    (torch.tensor([-100, 1, 1]), r"labels\[0\] is -100"),
+    (SHARES.masked_fill(torch.eye(3, 5).bool(), 255.0), r"labels\[0, 0\] is 255"),
+    (SHARES.masked_fill(torch.eye(3, 5).bool(), torch.nan), r"labels\[0, 0\] is nan"),
+]
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+@pytest.mark.parametrize(("labels", "message"), BAD_LABELS, ids=["-1", "99", "-100", "255", "nan"])
+def test_labels_out_of_range_are_named(labels, message, problem):
+    model = build_model("relu-vit", "vision", problem_type=problem)
+    with pytest.raises(ValueError, match=message):
+        model(draw_images()["pixel_values"], labels=labels)
 
 
 @pytest.mark.parametrize("problem", [None, "multi_label_classification"])
