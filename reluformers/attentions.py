@@ -102,7 +102,7 @@ def register_attention(
         raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
     activation = None
     if callable(attention):
-        attention, fields, activation = {}, {**fields, "activation": "identity"}, attention
+        attention, fields, activation = {}, dict(**fields, activation="identity"), attention
     if fields:
         attention = {**({"preset": attention} if isinstance(attention, str) else attention), **fields}
     config = AttentionConfig.parse(attention)

@@ -35,6 +35,12 @@ TOKENIZER_FILES = (
 )
 
 
+def model_files(name_or_path: str | Path) -> list[Path]:
+    """Files of a saved model, which no result may replace; none of a Hub id."""
+    patterns = (*TOKENIZER_FILES, "*config.json", "*.safetensors*", "*.bin*", "*.onnx*", "*.py")
+    return [path for pattern in patterns for path in Path(name_or_path).rglob(pattern)]
+
+
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Load the configuration of a saved model.
 

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from reluformers.files import check_output_files, stamp
 from reluformers.onnx import SUFFIXES
-from reluformers.saved_models import DTYPES
+from reluformers.saved_models import DTYPES, model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, note_on_search, saved_search
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     source, is_file = options.text, os.path.isfile(options.text)
     if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
         raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")
-    check_output_files(options.output, inputs=[source] if is_file else [])
+    check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
     model, tokenizers = load(options)
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from reluformers.data.names import named_split
 from reluformers.files import check_output_files, read_json
-from reluformers.saved_models import to_accelerator
+from reluformers.saved_models import model_files, to_accelerator
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
@@ -55,7 +55,8 @@ class ScoringOptions:
             is_by_split = isinstance(self.data, dict) and "test" in self.data
             self.split = "test" if is_by_split else named_split(self.data, "test")
         read = self.data.values() if isinstance(self.data, dict) else [self.data]
-        check_output_files(*(getattr(self, name) for name in self.written), inputs=read)
+        written = (getattr(self, name) for name in self.written)
+        check_output_files(*written, inputs=[*read, *model_files(self.model)])
 
     @property
     def source(self) -> str | dict[str, Any]:
@@ -107,11 +108,13 @@ class Scorer:
             circumstances=current_circumstances(self.model.device, seed=_training_seed(self.options.model)),
             **self.count(answers),
         )
-        self.write_files(answers, evaluation)  # before the report, which takes the more memory
+        if self.options.output:  # before what may fail: pictures, and the report, which takes the more memory
+            evaluation.save(self.options.output)
+        self.write_files(answers, evaluation)
         if self.options.attention_report:
             evaluation.attention = attention_report(self.model, self.attention_batches())
-        if self.options.output:
-            evaluation.save(self.options.output)
+            if self.options.output:
+                evaluation.save(self.options.output)
         return evaluation
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import is_in_notebook
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from reluformers.configuration.field_checks import check_number
 from reluformers.conversion.convert import exchanged_config, open_source
 from reluformers.data.checked_fields import PlainText, check_fields, check_mapping, check_name, read_as
 from reluformers.data.names import marked_as_local
@@ -27,6 +28,8 @@ from reluformers.files import write_text
 
 from .transfer import TransferOptions
 
+# fields that no run reads: both are options of `train`
+_IDLE = ("output_dir", "resume_from_checkpoint")
 _START = tuple(item.name for item in dataclasses.fields(TransferOptions))
 
 
@@ -69,6 +72,10 @@ class TaskTrainingArguments(TrainingArguments):
                 "label_smoothing_factor hides the labels, and with them the regulariser, from the model: set "
                 "label_smoothing of the model"
             )
+        if self.ema_decay is not None:  # 1 would keep the first weights
+            check_number("training", "ema_decay", self.ema_decay, "(0, 1)")
+        if self.early_stopping_patience is not None:  # 0 would stop at the first evaluation
+            check_number("training", "early_stopping_patience", self.early_stopping_patience, "[1, inf)")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping_patience counts evaluations: it needs an eval_strategy")
         if len(self.final_weights) > 1:
@@ -89,8 +96,8 @@ class Recipe:
     """What defines a training run; a task's recipe is a dataclass whose fields are the sections.
 
     Every recipe has the sections `model` (`preset`, "softmax" if missing, and fields of its configuration class) and
-    `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
-    With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
+    `training` (fields of `arguments_class`, all but those that `train` has as options), both dicts; the other sections
+    are dataclasses. With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
     exchanged for, none if missing, `sites` is where (everywhere if missing), and `calibration_rows` of the training
     set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. All fields of
     `TransferOptions` are keys of this section.
@@ -190,7 +197,7 @@ class Recipe:
             if name == "model":
                 checked[name] = cls._check_model(check_mapping(name, values))
             elif name == "training":
-                checked[name] = check_fields(name, values, cls.arguments_class, excluded=["output_dir"])
+                checked[name] = check_fields(name, values, cls.arguments_class, excluded=_IDLE)
             else:
                 with naming(name):
                     checked[name] = owners[name](**check_fields(name, values, owners[name]))

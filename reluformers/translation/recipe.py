@@ -9,6 +9,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from reluformers.configuration.field_checks import check_number
 from reluformers.data.sources import DataSection
 from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe, TaskTrainingArguments, read_yaml
@@ -81,6 +82,8 @@ class TranslationDataSection(PairColumns, DataSection):
     def __post_init__(self):
         if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
+        if self.held_out is not None:  # fewer than none would hold out all but so many
+            check_number("data", "held_out", self.held_out, "[1, inf)", integer=True)
 
     @property
     def needed(self) -> tuple[str, ...]:

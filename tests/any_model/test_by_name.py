@@ -411,6 +411,11 @@ def test_what_cannot_be_registered(field, name, attention):
         register_attention(name, attention)
 
 
+def test_a_function_and_the_name_of_another_are_refused():
+    with pytest.raises(TypeError, match="activation"):
+        register_attention("mine", torch.relu, activation="relu2")
+
+
 def test_masks_of_both_sides_and_causality_in_any_order():
     both = sliding_window_bidirectional_overlay(2)
     for functions in ([causal_mask_function, both], [both, causal_mask_function], [both]):

@@ -90,6 +90,20 @@ def test_text_that_is_not_utf8_is_named(folder, rows, capsys, form):
     assert "num_beams" in refusal_of(capsys, "evaluate", folder, "--data", "x", "--num_beams", 1, "num_beams=2")
 
 
+def test_scores_outlast_what_is_written_behind_them_and_replace_no_model(folder, rows, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("reluformers.evaluation.scorer.attention_report", fail)
+    refusal_of(
+        capsys, "evaluate", folder, "--data", rows / "validation.jsonl", "--attention_report", "--output", rows / "a"
+    )
+    assert json.loads((rows / "a").read_text())["scores"]["bleu"]["value"] >= 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        line = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", "--output", folder / name)
+        assert name in line
+
+
 def test_numbers_are_decimal(folder, rows):
     assert evaluated(folder, rows / "validation.jsonl", "min_new_tokens=010")["decoding"]["min_new_tokens"] == 10
 

@@ -132,6 +132,8 @@ def test_keys_merged_from_another_mapping_may_be_given_again(tmp_path):
         (TranslationRecipe, "modle.preset=relu", "'modle'; the nearest allowed is 'model'"),
         (TranslationRecipe, "model.d_modell=8", "'model.d_modell'"),
         (TranslationRecipe, "training.output_dir=x", "'training.output_dir'"),
+        (TranslationRecipe, "training.resume_from_checkpoint=x", "'training.resume_from_checkpoint'"),
+        (TranslationRecipe, "data.held_out=-5", "data.held_out is -5"),
         (TranslationRecipe, "model.preset=relufromer", "model.preset"),
         (TranslationRecipe, "model.vocab_size=8", "model.vocab_size"),
         (TranslationRecipe, "training.max_tokens=true", "training.max_tokens"),
@@ -176,6 +178,8 @@ def test_a_saved_recipe_reads_the_same_without_tokens(recipe_file, tmp_path, mon
         ({"early_stopping_patience": 2}, "early_stopping_patience"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
         ({"average_last": 5, "ema_decay": 0.9}, "average_last and ema_decay"),
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"early_stopping_patience": 0, "eval_strategy": "epoch"}, "early_stopping_patience is 0"),
     ],
 )
 def test_training_values_that_do_not_go_together(tmp_path, training, field):

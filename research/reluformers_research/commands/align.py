@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
+from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
 from reluformers.translation.decoding import load_translation_model, saved_languages
 from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     if options.save and Path(options.model, MANIFEST_FILE).is_file():
         raise ValueError(f"{options.model}: with another config.json training would not go on from this checkpoint")
     read = [*data.paths, *(development.paths if development else [])]
-    check_output_files(options.output, options.report, inputs=read)
+    check_output_files(options.output, options.report, inputs=[*read, *model_files(options.model)])
     check_model(options.model)
     model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
 

@@ -22,7 +22,7 @@ from reluformers.commands.evaluate import OF_ROWS, add_scoring_arguments, scorin
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json
-from reluformers.saved_models import load_config, to_accelerator
+from reluformers.saved_models import load_config, model_files, to_accelerator
 from reluformers.tasks import Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> None:
     if output.suffix != ".json":
         raise ValueError(f"--output is {options.output}, but must end in .json")
     picture = output.with_suffix(".png")
-    check_output_files(output, picture, inputs=[options.data])
+    files = [file for model in options.models for file in model_files(model)]
+    check_output_files(output, picture, inputs=[options.data, *files])
     task = common_task(options)
     models = dict.fromkeys(options.models)
     names = run_names([Path(model) for model in models])

@@ -21,6 +21,7 @@ from itertools import compress
 from tqdm.auto import tqdm
 
 from reluformers.files import check_output_files
+from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_languages
 from reluformers_research.analysis.filtering import SCORES, keep_best, score_pairs
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     languages = (options.source_lang, options.target_lang, saved_languages(options.model))
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
-    check_output_files(*options.output, inputs=text.paths)
+    check_output_files(*options.output, inputs=[*text.paths, *model_files(options.model)])
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
     check_model(options.model)
