@@ -14,9 +14,10 @@ Examples:
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.conversion.convert import convert, convert_back, exchange, keeps_its_class
 from reluformers.data.checked_fields import read_as
 from reluformers.training.checkpoints import check_model
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     """Convert."""
     source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
     check_model(source)
-    given = read_as(Any, read_fields(options.changes, "FIELD=VALUE"))
+    given = read_as(Seq2SeqTransformerConfig | VisionTransformerConfig, read_fields(options.changes, "FIELD=VALUE"))
     keeps_class = not options.back and (options.adapter or keeps_its_class(source))
     if given and (options.back or keeps_class):
         raise ValueError(f"FIELD=VALUE, here {', '.join(given)}, is of models that become one of ours")

@@ -26,8 +26,8 @@ def read_as(hint: Any, value: Any) -> Any:
     """
     choices = _choices(hint)
     if isinstance(value, Mapping):
-        owner = next(filter(dataclasses.is_dataclass, choices), None)
-        hints = {item.name: item.type for item in dataclasses.fields(owner)} if owner else {}
+        owners = filter(dataclasses.is_dataclass, choices)
+        hints = {item.name: item.type for owner in owners for item in dataclasses.fields(owner)}
         other = next((typing.get_args(choice)[1] for choice in choices if typing.get_origin(choice) is dict), Any)
         return {name: read_as(hints.get(name, other), part) for name, part in value.items()}
     if isinstance(value, list):

@@ -97,7 +97,9 @@ class Recipe:
 
     Every recipe has the sections `model` (`preset`, "softmax" if missing, and fields of its configuration class) and
     `training` (fields of `arguments_class`, all but those that `train` has as options), both dicts; the other sections
-    are dataclasses. With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
+    are dataclasses.
+
+    With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
     exchanged for, none if missing, `sites` is where (everywhere if missing), and `calibration_rows` of the training
     set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. All fields of
     `TransferOptions` are keys of this section.
