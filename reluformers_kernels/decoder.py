@@ -61,6 +61,8 @@ score scale learned_scale scale_form scale_length query_key_norm value_norm acti
 length_coefficient length_exponent learned_length_exponent threshold learned_threshold threshold_per_head
 threshold_form exclusive_output output_norm output_norm_init output_norm_eps output_gate
 """
+# Fields that the compiled code does not read, with the value that changes nothing; any other goes on in PyTorch.
+_NEUTRAL_FIELDS: dict[str, Any] = {}
 # What the modules hold: parameters, buffers, modules and plain attributes.
 _STACK_NAMES = "embed_tokens embed_positions embedding_bias embedding_norm layers norm"
 _LAYER_NAMES = "self_attn self_attn_norm cross_attn cross_attn_norm mlp mlp_norm is_pre_norm dropout drop_path_rate"
@@ -528,9 +530,9 @@ def _number_of(name: str, names: tuple[str, ...]) -> int:
 def _check_fields(config: Any, known: str) -> None:
     """Look for fields that the compiled code would leave out."""
     usual = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    unknown = {field.name for field in dataclasses.fields(config)} - usual - set(known.split())
-    if unknown:
-        raise Unknown(f"a field {min(unknown)} of {type(config).__name__}")
+    for name in {field.name for field in dataclasses.fields(config)} - usual - set(known.split()):
+        if name not in _NEUTRAL_FIELDS or getattr(config, name) != _NEUTRAL_FIELDS[name]:
+            raise Unknown(f"a field {name} of {type(config).__name__}")
 
 
 def _check_names(module: nn.Module, known: str) -> None:
