@@ -537,9 +537,10 @@ def _check_fields(config: Any, known: str) -> None:
 
 def _check_names(module: nn.Module, known: str) -> None:
     """Look for parameters, buffers, modules and attributes that the compiled code would leave out."""
-    names = {name for owner in (module._parameters, module._buffers, module._modules) for name in owner}
+    owners = [module._parameters, module._buffers, module._modules]
     if not hasattr(module, "config"):  # a model of transformers has attributes that change with its version
-        names |= {name for name in vars(module) if not name.startswith("_")} - {"training"}
+        owners.append({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    names = {name for owner in owners for name, value in owner.items() if value is not None} - {"training"}
     if type(module) is nn.Embedding:
         names -= {"max_norm", "norm_type", "scale_grad_by_freq", "sparse", "padding_idx"}  # `_look_at` has max_norm
     unknown = names - set(known.split())
