@@ -347,6 +347,16 @@ def _within(mask: AttentionMask, first_keys: Tensor, last_keys: Tensor) -> Atten
     return replace(mask, first_keys=first_keys, last_keys=last_keys)
 
 
+def _check_starts(name: str, starts: Tensor, length: int) -> None:
+    """Refuse starts of texts by which texts would see each other, or places be read beyond a row's end.
+
+    Raises:
+        ValueError: they do not begin at 0, fall, or do not end with the row.
+    """
+    if starts.dim() != 1 or starts[0] != 0 or starts[-1] != length or (starts.diff() < 0).any():
+        raise ValueError(f"{name} is {starts.tolist()}, but must rise from 0 to {length}, the length of the row")
+
+
 def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> AttentionMask:
     """The mask by which no text of a packed row sees another.
 
@@ -378,9 +388,14 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
         starts_of_keys = keywords.get("cu_seq_lens_k")
         of_keys = (starts if starts_of_keys is None else starts_of_keys).long().to(mask.device)
         of_queries = starts.long().to(mask.device)
-        if not torch.compiler.is_compiling() and (of_queries[-1], of_keys[-1]) != (mask.query_len, mask.key_len):
-            found = f"{int(of_queries[-1])} queries and {int(of_keys[-1])} keys"
-            raise ValueError(f"cu_seq_lens are of {found}, but there are {mask.query_len} and {mask.key_len}")
+        if not torch.compiler.is_compiling():
+            _check_starts("cu_seq_lens_q", of_queries, mask.query_len)
+            _check_starts("cu_seq_lens_k", of_keys, mask.key_len)
+            if of_queries.shape != of_keys.shape or (mask.is_causal and not of_queries.equal(of_keys)):
+                raise ValueError(
+                    f"cu_seq_lens_q is {of_queries.tolist()} and cu_seq_lens_k {of_keys.tolist()}, but must be of as "
+                    "many texts, and equal for causal attention"
+                )
         places = torch.arange(mask.query_len, device=mask.device)
         texts = torch.searchsorted(of_queries[1:], places, right=True)
         return _within(mask, of_keys[texts][None], of_keys[texts + 1][None] - 1)

@@ -241,6 +241,35 @@ def test_a_ready_mask_is_cut_at_the_texts_too(name):
         model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        *(([3, 7, 12], None), ([0, 7, 5, 12], None), ([0, -3, 12], None), ([0, 5, 13], None), ([5, 0, 12], None)),
+        *(([[0, 5, 12]], None), ([0, 5, 12], [2, 5, 12]), ([0, 5, 12], [0, 12]), ([0, 5, 12], [0, 6, 12])),
+    ],
+    ids=str,
+)
+def test_starts_by_which_texts_see_each_other_are_refused(queries, keys):
+    attention, states = AttentionInterface()["relu_attention"], torch.randn(3, 1, 2, 12, 8)
+    starts = {"cu_seq_lens_q": torch.tensor(queries), "cu_seq_lens_k": None if keys is None else torch.tensor(keys)}
+    with pytest.raises(ValueError, match="cu_seq_lens"):
+        attention(torch.nn.Module(), *states, None, **starts)
+
+
+def test_an_empty_text_in_a_row_and_keys_of_other_lengths():
+    attention, states = AttentionInterface()["relu_attention"], torch.randn(3, 1, 2, 12, 8)
+    starts, lengths = torch.tensor([0, 5, 5, 12]), torch.tensor([0, 3, 4, 12])
+    found, _ = attention(
+        torch.nn.Module(), *states, None, cu_seq_lens_q=starts, cu_seq_lens_k=lengths, is_causal=False
+    )
+    for queries, keys in ((slice(0, 5), slice(0, 3)), (slice(5, 12), slice(4, 12))):
+        query, key, value = states
+        alone, _ = attention(
+            torch.nn.Module(), query[:, :, queries], key[:, :, keys], value[:, :, keys], None, is_causal=False
+        )
+        torch.testing.assert_close(found[:, queries], alone)
+
+
 SPARSE_TYPES = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")  # the oldest transformers lacks the third
 
 
