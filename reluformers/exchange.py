@@ -136,7 +136,11 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     exchange_attention(model, saved["attention"], saved["modules"])
     others = {name: part for name, part in model.state_dict().items() if SUBMODULE not in name.split(".")}
     # which refuses what is missing, or has another name or shape; the model's own weights stay whatever is in the file
-    model.load_state_dict({**weights, **others})
+    try:
+        model.load_state_dict({**weights, **others})
+    except RuntimeError:
+        restore_attention(model)
+        raise
     return model
 
 
