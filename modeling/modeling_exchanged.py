@@ -155,9 +155,14 @@ class ExchangedModel(PreTrainedModel):
             self.push_to_hub(repo_id or PurePath(save_directory).name, **options)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Compute, unless a part was given another attention, which would be softmax."""
+        """Compute, unless a part was given another attention, which would be softmax.
+
+        Methods of transformers assign "eager" for the weights, which the exchanged attention returns too.
+        """
         for config in (self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)):
             if isinstance(config, PreTrainedConfig):
+                if config._attn_implementation == "eager":
+                    config._attn_implementation_internal = IMPLEMENTATION
                 refuse_another(config._attn_implementation)
         return super().__call__(*arguments, **keywords)
 

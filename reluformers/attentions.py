@@ -6,6 +6,8 @@ model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="relu_atten
 
 import copy
 import functools
+import inspect
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +17,14 @@ import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, DataCollatorWithFlattening, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention import AttentionVariant
 from .modeling.attention_interface import InterfaceAttention, register
 from .modeling.modeling_exchanged import IMPLEMENTATION, is_made_here, opener, refuse_another
 
+logger = logging.get_logger(__name__)
 # what has a name from the start: attentions without parameters
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
     "softmax_attention": "softmax",
@@ -225,15 +229,111 @@ def _named(architectures: list[str] | None, config_class: type) -> list[str] | N
     return [one for name, auto in found.items() if auto for one in (auto, NAMED + name)] or architectures
 
 
-def guard_models() -> None:
-    """Let the models of transformers check an attention of ours before they take it, and save its name.
+# Only these are given the attention that a user names. Everything else that assigns it means another attention.
+_ASKED_BY = {
+    inspect.unwrap(function).__code__
+    for function in (PreTrainedModel.from_pretrained, PreTrainedModel._from_config, PreTrainedConfig.__post_init__)
+}
+# The assignment passes these on its way, also those of subclasses and of the configuration around a part.
+_SETTERS = ("_attn_implementation", "__setattr__", "__strict_setattr__")
 
-    Two methods are wrapped: where a model asks which attention it takes, and where a configuration is saved.
-    """
+
+def _is_asked_by_a_user() -> bool:
+    """Whether `attn_implementation=` of a user led to the assignment that is under way."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name in _SETTERS:
+        frame = frame.f_back
+    return frame.f_code in _ASKED_BY
+
+
+def guard_configurations() -> None:
+    """Let a configuration keep an attention of ours: when it is assigned another one, copied as a dict or saved."""
+    own_property, own_output = PreTrainedConfig._attn_implementation, PreTrainedConfig.output_attentions
+    read, write, save = PreTrainedConfig.from_dict.__func__, PreTrainedConfig.to_dict, PreTrainedConfig.save_pretrained
+    validate = PreTrainedConfig.validate_output_attentions
+
+    def _attn_implementation(self, value):
+        own = self.__dict__.get("_attn_implementation_internal")
+        name = value.get("", own) if isinstance(value, dict) else value
+        changes_ours = own not in (None, name) and (is_ours(own) or is_ours(name))
+        if changes_ours and (name is None or not _is_asked_by_a_user()):
+            if name not in (None, "eager"):
+                if own == IMPLEMENTATION:
+                    refuse_another(name)
+                raise ValueError(
+                    f"the attention of this configuration is {own!r}, which assigning {name!r} to "
+                    "_attn_implementation does not change: use set_attn_implementation of the model"
+                )
+            if name is not None:  # methods of transformers assign "eager" for the weights, which ours return too
+                logger.warning_once(
+                    f"The attention stays {own!r}, which returns its weights too; set_attn_implementation('eager') "
+                    "changes it."
+                )
+            parts = value if isinstance(value, dict) else dict.fromkeys(self.sub_configs, value)
+            value = {**parts, "": own}
+        own_property.fset(self, value)
+
+    def output_attentions(self, value):
+        if is_ours(self._attn_implementation):
+            self._output_attentions = value
+        else:
+            own_output.fset(self, value)
+
+    @functools.wraps(validate)
+    def validate_output_attentions(self):
+        if not is_ours(self._attn_implementation):
+            validate(self)
+
+    @functools.wraps(read)
+    def from_dict(cls, config_dict, **keywords):
+        if keywords.get("attn_implementation", "") is None:  # asks for none, and would hide the saved one
+            del keywords["attn_implementation"]
+        return read(cls, config_dict, **keywords)
+
+    @functools.wraps(write)
+    def to_dict(self):
+        # transformers leaves names of attentions out: the copy would compute softmax
+        fields, names = write(self), _names_of_ours(self)
+        for part in self.sub_configs:  # the names of parts stand in that of the whole
+            if isinstance(fields.get(part), dict):
+                fields[part].pop("attn_implementation", None)
+        return fields if names is None else {**fields, "attn_implementation": names}
+
+    @functools.wraps(save)
+    def save_pretrained(self, *args, **keywords):
+        saved = self
+        if _names_of_ours(self) not in (None, IMPLEMENTATION):
+            saved = copy.copy(self)  # other threads may be reading this one
+            saved.architectures = _named(self.architectures, type(self))
+        return save(saved, *args, **keywords)
+
+    PreTrainedConfig._attn_implementation = property(own_property.fget, _attn_implementation)
+    PreTrainedConfig.output_attentions = property(own_output.fget, output_attentions)
+    PreTrainedConfig.validate_output_attentions = validate_output_attentions
+    PreTrainedConfig.from_dict = classmethod(from_dict)
+    PreTrainedConfig.to_dict = to_dict
+    PreTrainedConfig.save_pretrained = save_pretrained
+    configurations = [PreTrainedConfig]
+    for config_class in configurations:  # classes that exist already hold the validators of their time
+        configurations += config_class.__subclasses__()
+        validators = vars(config_class).get("__class_validators__", [])
+        validators[:] = [validate_output_attentions if one is validate else one for one in validators]
+
+
+def guard_models() -> None:
+    """Let the models of transformers check an attention of ours before they take it."""
     if hasattr(PreTrainedModel, "_has_guarded_attentions"):
         return
     PreTrainedModel._has_guarded_attentions = True
-    check, save = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.save_pretrained
+    guard_configurations()
+    check, build = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel._from_config.__func__
+
+    @functools.wraps(build)
+    def _from_config(cls, config, **keywords):
+        name, own = keywords.get("attn_implementation"), config._attn_implementation
+        if name is not None and own not in (None, name):
+            config = copy.deepcopy(config)  # maybe that of a model, which would get the other attention too
+        return build(cls, config, **keywords)
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
@@ -260,19 +360,8 @@ def guard_models() -> None:
                     part.config._attn_implementation_internal = found
         return found
 
-    @functools.wraps(save)
-    def save_pretrained(self, *args, **keywords):
-        # config.json leaves names of attentions out: the model would reopen with softmax
-        names, saved = _names_of_ours(self), self
-        if names is not None:
-            saved = copy.copy(self)  # other threads may be reading this one
-            saved.attn_implementation = names
-            if names != IMPLEMENTATION:
-                saved.architectures = _named(self.architectures, type(self))
-        return save(saved, *args, **keywords)
-
+    PreTrainedModel._from_config = classmethod(_from_config)
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
-    PreTrainedConfig.save_pretrained = save_pretrained
 
 
 def register_attentions() -> None:

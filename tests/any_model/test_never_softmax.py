@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import pickle
 
 import pytest
@@ -132,7 +133,12 @@ def test_an_exchanged_model_takes_no_other_attention(tmp_path):
         AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
     with pytest.raises(ValueError, match="restore_attention"):
         model.model.set_attn_implementation("sdpa")
-    model.model.config._attn_implementation = "sdpa"  # as where this library is not installed
+    with pytest.raises(ValueError, match="restore_attention"):
+        model.model.config._attn_implementation = "sdpa"
+    # as where this library is not installed: a method of transformers wants weights, another wants softmax
+    model.config._attn_implementation_internal = "eager"
+    assert torch.equal(logits(model), before)
+    model.config._attn_implementation_internal = "sdpa"
     with pytest.raises(ValueError, match="restore_attention"):
         logits(model)
 
@@ -274,11 +280,16 @@ def test_an_adapter_that_does_not_fit_is_refused(change, tmp_path):
     elif change == "another shape":
         weights[name] = torch.zeros(3)
     save_file(weights, tmp_path / ADAPTER_WEIGHTS)
-    model = build("mistral" if change == "another class" else "llama", "eager")
+    model = build("mistral" if change == "another class" else "llama", "relu_attention")
     if sizes := {"another model": {"hidden_size": 64}, "more layers": {"num_hidden_layers": 3}}.get(change):
         model = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, **sizes})).eval()
+    before, model_class = logits(model), type(model)
     with pytest.raises((ValueError, RuntimeError)):
         load_adapter(model, tmp_path)
+    assert type(model) is model_class
+    assert torch.equal(logits(model), before)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "again")), before)
 
 
 def test_an_adapter_changes_no_weight_of_the_model(tmp_path):
@@ -464,11 +475,93 @@ def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
     torch.testing.assert_close(logits(restore_attention(opened)), wanted)
 
 
-def test_no_name_at_all_takes_no_saved_one_off(tmp_path):
-    build("llama", "relu_attention").save_pretrained(tmp_path / "named")
-    exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path / "exchanged")
+def test_no_name_at_all_is_the_saved_one(tmp_path):
+    """TRL and `transformers serve` pass None where nobody chose an attention."""
+    named, exchanged = build("llama", "relu_attention"), exchange_attention(build("llama", "sdpa"), "relu-vit")
+    named.save_pretrained(tmp_path / "named")
+    exchanged.save_pretrained(tmp_path / "exchanged")
     assert json.loads((tmp_path / "named" / "config.json").read_text())["attn_implementation"] == "relu_attention"
-    with pytest.raises(ValueError, match="attn_implementation is None"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "named", attn_implementation=None)
+    for opener in (AutoModelForCausalLM, LlamaForCausalLM):
+        assert torch.equal(logits(opener.from_pretrained(tmp_path / "named", attn_implementation=None)), logits(named))
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "named", attn_implementation=None)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "named", config=config, attn_implementation=None)
+    assert torch.equal(logits(model), logits(named))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exchanged", attn_implementation=None)
-    assert model.config._attn_implementation == "reluformers_exchanged"
+    assert torch.equal(logits(model), logits(exchanged))
+    # a name that was taken out of the file is no choice
+    text = json.loads((tmp_path / "named" / "config.json").read_text())
+    del text["attn_implementation"]
+    (tmp_path / "named" / "config.json").write_text(json.dumps(text))
+    with pytest.raises(ValueError, match="saved with an attention by name"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "named")
+
+
+def test_nothing_but_its_own_methods_takes_an_attention_off_a_model():
+    model = build("llama", "relu_attention")
+    wanted, config = logits(model), model.config
+    config._attn_implementation = "eager"  # as methods of transformers do that need weights
+    config._attn_implementation = None
+    for name in ("sdpa", "entmax15_attention", {"": "sdpa"}):
+        with pytest.raises(ValueError, match="set_attn_implementation"):
+            config._attn_implementation = name
+    assert torch.equal(logits(model), wanted)
+    # another model of the same configuration is another model
+    for name in ("eager", "entmax15_attention"):
+        other = AutoModelForCausalLM.from_config(config, attn_implementation=name)
+        assert other.config._attn_implementation == name
+    assert torch.equal(logits(model), wanted)
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="set_attn_implementation"):  # past the check of the model
+        stock.config._attn_implementation = "relu_attention"
+    model.set_attn_implementation("sdpa")
+    assert not torch.allclose(logits(model), wanted, atol=1e-3)
+
+
+def test_parts_of_a_configuration_keep_their_attentions():
+    names = {"text_config": "relu_attention", "vision_config": "sdpa"}
+    model = llava(attn_implementation=names)
+    wanted, config = logits(model), model.config
+    config._attn_implementation = "eager"
+    assert config.text_config._attn_implementation == "relu_attention"
+    config.vision_config._attn_implementation = "sdpa"
+    assert torch.equal(logits(model), wanted)
+    again = type(config).from_dict(config.to_dict())
+    assert again.text_config._attn_implementation == "relu_attention"
+    assert again.vision_config._attn_implementation != "relu_attention"
+    around = transformers.LlavaConfig(text_config=config.text_config, vision_config=config.vision_config)
+    assert around.text_config._attn_implementation == "relu_attention"
+
+
+@pytest.mark.parametrize("attention", ["relu_attention", "exchanged"])
+def test_a_configuration_that_is_copied_as_a_dict_keeps_its_attention(attention):
+    model = build("llama", "sdpa" if attention == "exchanged" else attention)
+    if attention == "exchanged":
+        exchange_attention(model, "relu-vit")
+    for config in (type(model.config).from_dict(model.config.to_dict()), type(model.config)(**model.config.to_dict())):
+        assert config._attn_implementation == model.config._attn_implementation
+        if attention == "exchanged":
+            with pytest.raises(ValueError, match="exchange"):
+                AutoModelForCausalLM.from_config(config)
+    assert "attn_implementation" not in build("llama", "sdpa").config.to_dict()
+
+
+@pytest.mark.parametrize("attention", ["relu_attention", "exchanged"])
+def test_weights_that_are_asked_for_are_those_of_the_attention(attention, tmp_path, monkeypatch):
+    # Whisper's own code calls `generate` in a deprecated way, which is no fault of ours
+    monkeypatch.setattr(logging.getLogger("transformers.generation.utils"), "propagate", False)
+    model = build("whisper", "sdpa" if attention == "exchanged" else attention)
+    if attention == "exchanged":
+        exchange_attention(model, "relu-vit")
+    wanted, features = logits(model, "whisper"), inputs("whisper")["input_features"][:1]
+    settings = {"no_timestamps_token_id": 50, "alignment_heads": [[0, 0]], "is_multilingual": False, "eos_token_id": 2}
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    model.generate(features, return_token_timestamps=True, num_frames=32, max_new_tokens=4)  # assigns "eager"
+    assert torch.equal(logits(model, "whisper"), wanted)
+    model.config.output_attentions = True
+    weights = model(**inputs("whisper")).cross_attentions
+    assert any((layer == 0).any() for layer in weights)
+    if attention != "exchanged":
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path, output_attentions=True).eval()
+        torch.testing.assert_close(again(**inputs("whisper")).cross_attentions, weights)
