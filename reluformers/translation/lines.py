@@ -4,13 +4,16 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedModel
 
 from reluformers.files import LINES, check_lines, iterate_lines
@@ -22,8 +25,21 @@ from .tokenization import Tokenizers
 
 BLOCK_LINES = 2000  # held and sorted by length together
 TABLES = (".jsonl", ".json", ".tsv", ".csv")
-_SENTENCE_ENDS, _CLOSING = tuple(".!?…。！？"), "\"'»”’)]"
 Parts = list[tuple[str, str]]  # of a text, each with its translation
+# Signs that also stand within words: 3.5, U.S., a?b=c
+_WEAK_ENDS = ".!?…\N{ONE DOT LEADER}\N{SMALL FULL STOP}\N{FULLWIDTH FULL STOP}"
+_ENDS = r"[\p{Sentence_Terminal}…]"
+_CLOSING = r"""(?:["'\p{Pe}\p{Pf}]|[“‘«](?!\S))*+"""
+# A weak end counts before a blank, a letter of a script without capitals and, all but the full stop, a capital.
+_SENTENCES = (
+    rf"(?<!{_ENDS})(?:[{_WEAK_ENDS}]*+[\p{{Sentence_Terminal}}&&[^{_WEAK_ENDS}]]{_ENDS}*+"
+    rf"|[{_WEAK_ENDS}]++(?={_CLOSING}(?:\s|\z|\p{{Lo}})|(?<=[!?…])\p{{Lu}})){_CLOSING}\s*"
+)
+# Patterns after which a sentence is cut, the first that it has: blanks, commas, words (UAX 29) and characters.
+_WITHIN = (r"\s", r"\p{Terminal_Punctuation}(?!\p{Nd})", r"(?y{w})\X", r"\X")
+_QUOTES = "\"'«»“”‘’()[]"
+_IDEOGRAPHIC = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff"
+_SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"  # blanks stand between its sentences, not between its words
 
 
 def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
@@ -37,19 +53,49 @@ def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> lis
     Returns:
         The text alone if it is short enough, else its parts; none of an empty one.
     """
-    words = text.split()
-    text = " ".join(words)
+    text = " ".join(text.split())
     if not text:
         return []
     if count_tokens(text) <= limit or len(text) == 1:
         return [text]
-    ends = [number for number, word in enumerate(words[:-1], 1) if word.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
+    ends = _ends_of(_SENTENCES, text)
     if not ends:
-        ends = [len(words) // 2]
-    parts = [" ".join(words[start:end]) for start, end in pairwise([0, *ends, len(words)])]
-    if len(words) == 1:
-        parts = [text[: len(text) // 2], text[len(text) // 2 :]]
+        ends = next(filter(None, (_ends_of(pattern, text) for pattern in _WITHIN)), [len(text) // 2])
+        ends = [min(ends, key=lambda end: abs(2 * end - len(text)))]
+    parts = [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
     return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
+
+
+def _ends_of(pattern: str, text: str) -> list[int]:
+    """Where each match of a pattern ends, but for the end of the text."""
+    pieces = Split(Regex(pattern), "merged_with_previous").pre_tokenize_str(text)
+    return list(accumulate(len(piece) for piece, _ in pieces[:-1]))
+
+
+def join_parts(text: str, parts: Parts) -> str:
+    """Join the translations of a text's parts, with blanks where the language of the translation has them."""
+    joined, end = "", 0
+    for part, translation in parts:
+        start = text.index(part, end)
+        # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
+        line = " ".join(translation.splitlines())
+        if joined and line:
+            joined += _blank_between(text[start - 1 : start + 1], joined, line)
+        joined += line
+        end = start + len(part)
+    return joined
+
+
+def _blank_between(cut: str, before: str, after: str) -> str:
+    """A blank or nothing between two translations; `cut` are the two characters where their text was cut."""
+    nearest = before.rstrip(_QUOTES)[-1:] + after.lstrip(_QUOTES)[:1]
+    if re.search(f"[{_IDEOGRAPHIC}]", nearest):
+        return ""
+    if " " in cut:
+        return " "
+    # A language without blanks between its sentences is translated into one that has them.
+    unspaced = f"[{_IDEOGRAPHIC}{_SOUTH_EAST_ASIAN}]"
+    return " " if re.search(unspaced, cut) and not re.search(unspaced, nearest) else ""
 
 
 def translate_blocks(
@@ -92,9 +138,7 @@ def translate_lines(
 ) -> Iterator[str]:
     """Translate texts as `translate_blocks` does; yields their translations, a line each, those of parts joined."""
     for block in translate_blocks(model, tokenizers, texts, **options):
-        for _, row in block:
-            # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
-            yield " ".join(line for _, translation in row for line in translation.splitlines())
+        yield from (join_parts(text, row) for text, row in block)
 
 
 def align_lines(
@@ -118,8 +162,7 @@ def align_lines(
                     if link["source_index"] is not None:
                         link["source_index"] += before
                     links.append(link)
-            translation = " ".join(translation for _, translation in row)
-            yield {"source": text, "translation_text": translation, "alignments": links}
+            yield {"source": text, "translation_text": join_parts(text, row), "alignments": links}
 
 
 def read_texts(source: str, column: str | None = None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from builders.saved_models import TEXTS, save_translator
 from reluformers.commands import translate as command
 from reluformers.translation import lines
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.lines import split_text
+from reluformers.translation.lines import join_parts, split_text
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,55 @@ def test_texts_are_cut_at_sentences_then_between_words(text, limit, parts):
     assert split_text(text, lambda part: len(part.split()), limit) == parts
 
 
-@pytest.mark.parametrize("unit", [".", "!?", '."', "…”", ". "])
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("你好。“再见！”他说.今天?对", 5, ["你好。", "“再见！”", "他说.", "今天?", "对"]),
+        ("はい。そうです！３．５です。", 6, ["はい。", "そうです！", "３．５です。"]),
+        ("नमस्ते।कैसे हैं॥ठीक", 10, ["नमस्ते।", "कैसे हैं॥", "ठीक"]),
+        ("مرحبا؟نعم۔ہاں", 7, ["مرحبا؟", "نعم۔", "ہاں"]),
+        ("ሰላም።እንዴት", 5, ["ሰላም።", "እንዴት"]),
+        ("Hello!How are you?Fine.", 12, ["Hello!", "How are you?", "Fine."]),
+        ("„Gut.“ Und 3.5 U.S.A.?", 18, ["„Gut.“", "Und 3.5 U.S.A.?"]),
+        ("see it at a.b/?x=y.z", 17, ["see it at", "a.b/?x=y.z"]),
+        ("我们今天去公园玩，明天再去学校", 9, ["我们今天去公园玩，", "明天再去学校"]),
+        ("これはカタカナです", 6, ["これは", "カタカナです"]),
+        ("价格是3.5元左右", 6, ["价格是", "3.5元左右"]),
+        ("สวัสดีครับวันนี้ อากาศดีมาก", 20, ["สวัสดีครับวันนี้", "อากาศดีมาก"]),
+    ],
+)
+def test_every_script_is_cut_at_its_sentences_and_not_within_words(text, limit, parts):
+    assert split_text(text, len, limit) == parts
+    assert join_parts(text, [(part, part) for part in parts]) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "joined"),
+    [
+        ("你好。再见。", [("你好。", "Hello."), ("再见。", "Bye.")], "Hello. Bye."),
+        ("Hello. Bye.", [("Hello.", "“你好。”"), ("Bye.", "“再见。”")], "“你好。”“再见。”"),
+        ("Hello. Bye.", [("Hello.", "สวัสดี"), ("Bye.", "ลาก่อน")], "สวัสดี ลาก่อน"),
+        ("你好再见", [("你好", "สวัสดี"), ("再见", "ลาก่อน")], "สวัสดีลาก่อน"),
+        ("A. B. C.", [("A.", "a."), ("B.", ""), ("C.", "c.")], "a. c."),
+        ("abcd", [("ab", "ab"), ("cd", "cd")], "abcd"),
+    ],
+)
+def test_translations_of_parts_are_joined_as_their_language_joins(text, parts, joined):
+    assert join_parts(text, parts) == joined
+
+
+def test_a_long_line_of_chinese_is_translated_by_sentences(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "translate", lambda model, tokenizers, texts, **options: list(texts))
+    model, (tokenizer, _) = load_translation_model(folder)
+    monkeypatch.setattr(model.config, "max_position_embeddings", 8)
+    text = "".join(f"{word}。" for word in ("dogs", "run", "over", "grass") * 4)
+    ((_, parts),) = next(lines.translate_blocks(model, (tokenizer, tokenizer), [text]))
+    assert len(parts) > 1
+    assert all(part.endswith("。") for part, _ in parts)
+    assert list(lines.translate_lines(model, (tokenizer, tokenizer), [text])) == [text]
+
+
+@pytest.mark.parametrize("unit", [".", "!?", '."', "…”", ". ", ".a", "。", "。)", "！x"])
 def test_splitting_a_long_line_takes_linear_time(unit):
     started = time.process_time()
     text = unit * 100_000
