@@ -44,11 +44,10 @@ style: $(SETUP)  ## mend and format the code, and copy it into models/
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/python scripts/refresh_models.py
 
-quality: $(SETUP)  ## lint, format and the budget of lines, read only
+quality: $(SETUP)  ## lint and format, read only
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python scripts/lint_payload.py
-	$(VENV)/bin/python scripts/budget.py
 
 # Two processes of one thread each: the models of the tests are too small to share one. The `pytest` command, not
 # `python -m pytest`: the latter would put the repository's folders on the import path.
