@@ -1,7 +1,6 @@
 """Writes a saved model as a folder of ONNX graphs, and compares these with the model."""
 
 import dataclasses
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from reluformers.app.models import describe_training, find_examples
 from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
 from reluformers.files import atomic_directory, write_json, write_text
+from reluformers.modeling.handler_images import EndpointHandler
 from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.onnx.graphs import operators
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
@@ -110,9 +110,19 @@ def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, 
     """What a page says of a model: training, languages, and inputs to begin with, whose images are copied."""
     examples = find_examples(str(model), are_files=exporter.has_image_examples)
     if exporter.has_image_examples:
-        examples = [Path(shutil.copy(path, folder)).name for path in examples]
+        examples = write_examples(examples, folder)
     languages = list(exporter.languages(model))
     return {"training": describe_training(str(model)), "languages": languages, "examples": examples}
+
+
+def write_examples(paths: Iterable[str | Path], folder: Path) -> list[str]:
+    """Write images anew into a folder and return their names; a file copied as it is could be a web page too."""
+    names = []
+    for number, path in enumerate(paths, start=1):
+        [image] = EndpointHandler.read(None, [Path(path).read_bytes()])
+        names.append(f"example_{number}.png")
+        image.save(folder / names[-1])
+    return names
 
 
 @torch.inference_mode()

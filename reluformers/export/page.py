@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.files import atomic_directory, read_json, write_json
-from reluformers.modeling.handler_images import open_input
-from reluformers.modeling.image_input import check_bounds
 from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.saved_models import EXPORT_RECORD
 
 from .exporters import EXPORTERS
-from .onnx_folder import export_onnx
+from .onnx_folder import export_onnx, write_examples
 
 SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
@@ -144,7 +142,6 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         examples = about["examples"] if exporter.has_image_examples else []
         if not record["attentions"] or not all(map(_PLAIN_NAME.fullmatch, (name, *examples))):
             raise ValueError(f"{model}: has no attentions, or files of other names than letters: {name}, {examples}")
-        check_bounds([open_input((exported / one).read_bytes()) for one in examples])
         graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.runner.graph_names]
         _check_shown(exported)
         target = page / "models" / name
@@ -154,8 +151,10 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
                 continue
             if (exported / file).resolve() != exported.resolve() / file:
                 raise ValueError(f"{exported / file}: is a link, and a page shows only what lies in the folder itself")
-            (target / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(exported / file, target / file)
+            if file not in examples:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(exported / file, target / file)
+        examples = write_examples([exported / file for file in examples], target)
     return {
         "task": record["task"],
         "title": name,
@@ -164,7 +163,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         "hasTarget": (target / "target_tokenizer").is_dir(),
         "about": about["training"] or "What it was trained on, its card does not say.",
         "languages": about["languages"],
-        "examples": about["examples"],
+        "examples": examples if exporter.has_image_examples else about["examples"],
     }
 
 

@@ -8,9 +8,11 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
 from builders.models import all_presets
+from builders.pictures import picture
 from builders.saved_models import TEXTS, disturb, save_classifier, save_translator
 from reluformers.export.endpoint import EndpointHandler
 from reluformers.export.onnx_folder import export_onnx
+from reluformers.files import write_json
 from reluformers.images.onnx_model import OnnxClassifier
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.serving.server import load_handler
@@ -106,8 +108,12 @@ def test_two_vocabularies_and_the_commands(tmp_path, capsys):
 @all_presets
 def test_images(preset, tmp_path):
     folder = save_classifier(tmp_path / "model", preset)
+    picture().save(folder / "mine.py", format="PNG")
+    write_json(folder / "results.json", {"examples": [{"src": "mine.py"}]})
     model = disturb(folder, AutoModelForImageClassification, attn_implementation="eager")
     record = export_onnx(folder, tmp_path / "onnx", attentions=True)
+    assert record["about"]["examples"] == ["example_1.png"]
+    assert not (tmp_path / "onnx" / "mine.py").exists()
     assert record["precisions"]["fp32"]["differing_drawn"] == {"class": 0}
     pixels = torch.randn(3, 3, 8, 12, generator=torch.manual_seed(4))
     with torch.no_grad():

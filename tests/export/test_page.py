@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from builders.pictures import picture
 from reluformers.export.page import CDN, RUNTIME, export_page, integrity_of
 from reluformers.files import read_json, write_json
 
@@ -62,7 +64,24 @@ def test_a_page_may_lie_in_the_folder_and_shows_nothing_else_of_it(tmp_path):
     export_page([folder], folder / "page")
     shown = folder / "page" / "models"
     names = {path.relative_to(shown).as_posix() for path in shown.rglob("*") if path.is_file()}
-    assert names == {f"tiny/{name}" for name in ("config.json", "example.png", "onnx/model_quantized.onnx")}
+    assert names == {f"tiny/{name}" for name in ("config.json", "example_1.png", "onnx/model_quantized.onnx")}
+
+
+@pytest.mark.parametrize("name", ["b.htm", "a.svg", "page.html", "c.png", "config.json"])
+def test_examples_are_written_anew(tmp_path, name):
+    folder, script = exported(tmp_path / "onnx"), "<html><script>alert(1)</script>"
+    image, text = picture(6, 9), PngInfo()
+    text.add_text("Comment", script)
+    image.save(folder / name, format="PNG", pnginfo=text)
+    record = read_json(folder / "export.json")
+    record["about"]["examples"] = [name]
+    write_json(folder / "export.json", record)
+    page = export_page([folder], tmp_path / "page")
+    assert page["models"][0]["examples"] == ["example_1.png"]
+    written = [path for path in (tmp_path / "page").rglob("*") if path.is_file()]
+    assert not [path for path in written if script.encode() in path.read_bytes()]
+    with Image.open(tmp_path / "page/models/tiny/example_1.png") as shown:
+        assert shown.tobytes() == image.tobytes()
 
 
 FOREIGN = {
