@@ -49,6 +49,10 @@ LAUNCH = {
     "ssr_mode": False,
     "footer_links": [],
     "css": ".tiny img { width: 100%; object-fit: contain; image-rendering: pixelated }",
+    # Gradio fits a box of text to its lines only when the text changes, so a narrower window would cut the last line
+    "js": """() => new ResizeObserver(() =>
+        document.querySelectorAll("textarea").forEach((box) => box.dispatchEvent(new Event("input")))
+    ).observe(document.body)""",
     "quiet": True,
     # without the check of Gradio that gives up where a busy computer takes more than 3 seconds for the page: it has
     # asked the server before, and waited for the answer as long as it takes
@@ -222,7 +226,8 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             )
             layer = events.layers(first_site)
             beams = gr.Slider(1, MAX_BEAMS, value=BEAMS, step=1, label="Beams")
-        picture = attention_html(events.change_site(opened, first_site)[1], "attention")
+        last_layer = events.translator.layers(first_site) - 1
+        picture = attention_html(events.draw(opened, first_site, last_layer), "attention")
         outputs = [text, translated, last, picture]
         answer = explain(events.answer, gr.skip(), gr.update(value="", info=None), None, None)
         gr.on([button.click, text.submit], answer, [text, beams, site, layer], outputs, **OWN)

@@ -100,6 +100,7 @@ def _text_map(attention: AttentionMap) -> dict[str, Any]:
         "colour": POSITIVE,
         "has_nulls": any(attention.zeros.nulls),
         "is_masked": not attention.visible.all(),
+        "exceeds_one": largest > 1.01,  # softmax's weights too are above 1 by rounding
         "data": json.dumps(data),
     }
 

@@ -55,6 +55,11 @@ def test_null_rows_and_masked_cells_are_marked():
     assert "not visible" not in clean
 
 
+def test_a_weight_above_one_is_explained():
+    assert "above 1" in view.text_view([("one", attention([[[2.4, 0, 0.1]]]))])
+    assert "above 1" not in view.text_view([("one", attention([[[1.0001, 0, 0]]]))])
+
+
 def test_words_are_no_markup():
     bad = ["<script>alert(1)</script>", '"><b>', "&amp;"]
     html = view.text_view([("one", attention([[[1, 0, 1]]], texts=bad))])

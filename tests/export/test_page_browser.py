@@ -110,7 +110,7 @@ def ask(browser, section, text: str, beams: int) -> str:
     field.clear()
     field.send_keys(text)
     section.find_element(By.CSS_SELECTOR, f"input[value='{beams}']").click()
-    section.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+    field.send_keys(Keys.ENTER)
     wait(browser, lambda: int(data(browser, "answered") or 0) > before)
     return browser.execute_script("return arguments[0].textContent", section.find_element(By.CLASS_NAME, "answer"))
 
@@ -139,6 +139,8 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
     ask(browser, sections[0], "A 漢 dog.", 1)
     said = sections[0].find_element(By.CLASS_NAME, "said").text
     assert "does not know 漢:" in said
+    answer = sections[0].find_element(By.CLASS_NAME, "answer").text
+    assert sections[0].text.count(answer) == 1
     # exact zeros of a pass that is given the translation
     section, text = sections[0], TEXTS[0]
     ask(browser, section, text, 1)

@@ -101,6 +101,11 @@ function textSection(part, model, entry) {
       form.requestSubmit();
     } }));
 
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    $("button[type=submit]", form).click(); // which is disabled while it translates
+  });
   form.addEventListener("submit", guarded(part, async () => {
     const said = $(".said", part), start = performance.now();
     said.textContent = "Translating…";
@@ -109,13 +114,13 @@ function textSection(part, model, entry) {
     const time = milliseconds(start);
     const weights = await model.attend(found);
     shown = { found, weights };
-    $(".answer", part).textContent = found.text;
     const unknown = model.unknownCharacters(text.value);
     const invented = unknown.length ? `; the model does not know ${unknown.join(" ")}: what it writes for that is invented` : "";
-    said.textContent = `Translated in ${time}: ${found.text}${invented}`;
+    said.textContent = `Translated in ${time}${invented}`;
     $(".alignment", part).replaceChildren(...model.align(found, weights).map(({ target, source, share }) =>
       make("li", {}, make("b", { textContent: target }), source === null ? " ← ∅ nothing" : ` ← ${source} ${percent(share)}`)));
     $(".result", part).hidden = false;
+    $(".answer", part).textContent = found.text;
     draw();
     document.documentElement.dataset.answered = String(Number(document.documentElement.dataset.answered ?? 0) + 1);
   }));
@@ -137,7 +142,7 @@ function textSection(part, model, entry) {
       return make("tr", {}, make("th", { scope: "row", textContent: piece }), ...columns.map((_, key) => {
         if (!isVisible(query, key)) return make("td", { textContent: "·" });
         if (row[key] === 0) return make("td");
-        const share = Math.abs(row[key]) / sum, cell = make("td", { title: row[key].toPrecision(3) });
+        const share = Math.abs(row[key]) / sum, cell = make("td", { title: `weight ${row[key].toPrecision(3)}` });
         cell.textContent = share < 0.005 ? "<1" : String(Math.round(100 * share));
         colour(cell, share);
         return cell;
