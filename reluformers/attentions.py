@@ -246,6 +246,22 @@ def _is_asked_by_a_user() -> bool:
     return frame.f_code in _ASKED_BY
 
 
+def _refuse_kernels(fields: dict[str, Any], is_attention: bool = False) -> None:
+    """Refuse a kernel of the Hub as the attention of a saved configuration: a model's files must not name code to run.
+
+    transformers saves no such name, but loads the kernel that it finds.
+    """
+    for name, value in fields.items():
+        names_attention = is_attention or name == "attn_implementation"
+        if isinstance(value, dict):
+            _refuse_kernels(value, names_attention)
+        elif names_attention and "/" in str(value):
+            raise ValueError(
+                f"attn_implementation of a saved configuration is {value!r}, a kernel whose code would run: give it "
+                "to from_pretrained if you trust it"
+            )
+
+
 def guard_configurations() -> None:
     """Let a configuration keep an attention of ours: when it is assigned another one, copied as a dict or saved."""
     own_property, own_output = PreTrainedConfig._attn_implementation, PreTrainedConfig.output_attentions
@@ -288,6 +304,7 @@ def guard_configurations() -> None:
     def from_dict(cls, config_dict, **keywords):
         if keywords.get("attn_implementation", "") is None:  # asks for none, and would hide the saved one
             del keywords["attn_implementation"]
+        _refuse_kernels({name: value for name, value in config_dict.items() if name not in keywords})
         return read(cls, config_dict, **keywords)
 
     @functools.wraps(write)
