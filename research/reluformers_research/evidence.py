@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,9 @@ from .tables import row_key
 from .tasks import task_named
 
 LEVEL = 0.05  # of verdicts
+LEAST_ROWS = 4  # of a schedule, to say how the score falls with the loss
 # what may differ between rows whose seeds are those of the same batches in the same order
-_FREE = {"training": ("seed", "learning_rate"), "data": ("scale_length_percentile",)}
+_FREE = {"training": ("seed", "learning_rate", "lr_scheduler_kwargs"), "data": ("scale_length_percentile",)}
 
 
 class Evidence:
@@ -31,7 +32,7 @@ class Evidence:
             key: next((record for record in rows if record.evaluation), None) for key, rows in self._rows.items()
         }
         self._schedules = {key: record and _schedule(record) for key, record in scored.items()}
-        self._model, self._draws = cache(self._fit), cache(self._draw)
+        self._model, self._draws, self._nats = cache(self._fit), cache(self._draw), cache(self._slope)
 
     @classmethod
     def load(cls, folder: Path) -> "Evidence":
@@ -83,6 +84,23 @@ class Evidence:
     def values(self, key: str, measure: str) -> list[float]:
         """Value of each run of a row that has one."""
         return [value for record in self.of_row(key) if (value := _value(record, measure)) is not None]
+
+    def nats(self, key: str) -> float:
+        """Nats that go with one of the score over the rows of a row's schedule; 1 where the loss is the score.
+
+        Least squares over means of rows. A schedule of less than `LEAST_ROWS` takes that with the most rows.
+        """
+        metric = task_named(self.of_row(key)[0].recipe["task"]).main_metric
+        return 1.0 if metric == LOSS else self._nats(self._schedules[key], metric)
+
+    def _slope(self, schedule: str, metric: str) -> float:
+        """Nats for one of a metric, over the rows of a schedule."""
+        keys = [key for key, own in self._schedules.items() if own == schedule]
+        if len(keys) < LEAST_ROWS:
+            sizes = Counter(self._schedules[key] for key in self._rows if self.values(key, metric))
+            keys = [key for key, own in self._schedules.items() if own == max(sizes, key=sizes.get)]
+        means = np.array([[np.mean(self.values(key, name)) for name in (LOSS, metric)] for key in keys])
+        return float(-1 / np.polyfit(*means.T, 1)[0])
 
     def _fit(self, schedule: str, measure: str) -> SeedModel:
         """The model of all rows of one schedule."""

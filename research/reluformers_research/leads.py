@@ -1,7 +1,7 @@
 """The first table of the results: the lead of each attention on softmax in each laboratory, and its picture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +14,7 @@ from reluformers.evaluation.results import METRICS, markdown_table
 
 from .evidence import Evidence
 from .records import LOSS
-from .report import signed
+from .report import signed, standing
 from .statistics import Difference, RankDifference
 from .tables import RECIPES, Table, row_key
 from .tasks import task_named
@@ -32,6 +32,8 @@ class Lead:
         score: mean of BLEU or accuracy, as it is written; empty where the loss is the score.
         zeros: mean share of exactly zero weights.
         seeds: how many.
+        standing: ahead, behind, level or open, in words.
+        rate: at which learning rates the two are compared.
     """
 
     loss: float
@@ -39,6 +41,8 @@ class Lead:
     score: str
     zeros: float
     seeds: int
+    standing: str = ""
+    rate: str = ""
 
     def __str__(self) -> str:
         if self.difference is None:
@@ -47,7 +51,8 @@ class Lead:
             low, high = self.difference.interval
             lead = f"{signed(self.difference.value, '{:.3f}'.format)} ± {(high - low) / 2:.3f}"
             lead = f"**{lead}**" if low > 0 or high < 0 else lead
-        return "; ".join(filter(None, [lead, self.score, f"{self.zeros:.0%} zeros" if self.zeros >= 0.005 else ""]))
+        zeros = f"{self.zeros:.0%} zeros" if self.zeros >= 0.005 else ""
+        return "; ".join(filter(None, [lead, self.standing, self.rate, self.score, zeros]))
 
 
 def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
@@ -64,7 +69,7 @@ def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
 
 
 def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
-    key, other = map(_key_of, (place, baseline))
+    (table, key, tried), (_, other, _) = _row_of(evidence, place), _row_of(evidence, baseline)
     losses, zeros = evidence.values(key, LOSS), evidence.values(key, "zeros")
     if not losses:
         return None
@@ -73,14 +78,22 @@ def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
     if metric != LOSS:
         mean = fmean(evidence.values(key, metric))
         score = f"{mean:.1f} BLEU" if metric == "bleu" else METRICS[metric].format(mean)
+    rate = f"best of {tried} rates" if tried > 1 else ""
+    lead = Lead(fmean(losses), None, score, fmean(zeros) if zeros else 0.0, len(losses), rate=rate)
     difference = None if key == other else evidence.difference(key, other, LOSS)
-    return Lead(fmean(losses), difference, score, fmean(zeros) if zeros else 0.0, len(losses))
+    if difference is None:
+        return lead
+    stands = standing(difference, table.margin * evidence.nats(other))
+    return replace(lead, difference=difference, standing=stands, rate=rate or "at one rate")
 
 
-def _key_of(place: str) -> str:
-    name, setting, row = place.split(" ")
+def _row_of(evidence: Evidence, place: str) -> tuple[Table, str, int]:
+    """Table and key of a row, of a pattern the one with the lowest mean loss, and of how many with runs."""
+    name, setting, pattern = place.split(" ")
     table = Table.load(name)
-    return row_key(table.recipe(setting, table.rows[row], seed=1))
+    keys = [row_key(table.recipe(setting, row, seed=1)) for row in table.rows_of(setting, [pattern])]
+    losses = {key: fmean(values) for key in keys if (values := evidence.values(key, LOSS))}
+    return table, min(losses, key=losses.get, default=keys[0]), len(losses)
 
 
 def leads_table(leads: Mapping[str, Mapping[str, Lead]]) -> str:

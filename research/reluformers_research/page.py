@@ -4,16 +4,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.results import listed, markdown_table
 
-from .report import HOLDS, NO_LEAD, OPEN, TableReport, Verdict
+from .records import LOSS
+from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, Verdict
 from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "
 _BLOCK = re.compile(rf"(<!-- ((\w+)(?:: \S+ \S+)?) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of \3 -->)", re.DOTALL)
-_OUTCOMES = {HOLDS: "✓", "contradicted": "✗", NO_LEAD: "≈", OPEN: "?"}
-PAPERS, OURS, CAUSAL = "claims of papers", "questions of ours", "claims about causal models"
+_OPPOSITES = [{HOLDS, "contradicted"}, {AT_ONE_RATE, "contradicted"}]
+PAPERS, CAUSAL, OURS = "claims of papers", "claims of papers about causal models", "questions of ours"
 
 
 def tables_in(text: str) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
 
 def counts(reports: Sequence[TableReport]) -> str:
     """How many claims have which outcome, by whose claims they are."""
-    by_loss: dict[str, Counter] = {PAPERS: Counter(), OURS: Counter(), CAUSAL: Counter()}
+    by_loss: dict[str, Counter] = {PAPERS: Counter(), CAUSAL: Counter(), OURS: Counter()}
     by_score, of_statistics, contradicted = Counter(), Counter(), []
     for report in reports:
         for claim, found in judged(report).items():
@@ -59,45 +59,22 @@ def counts(reports: Sequence[TableReport]) -> str:
             by_loss[_origin(report, claim)][main.outcome] += 1
             if second and _origin(report, claim) == PAPERS:
                 by_score[second[0].outcome] += 1
-            if any({main.outcome, verdict.outcome} == {HOLDS, "contradicted"} for verdict in second):
+            if any({main.outcome, verdict.outcome} in _OPPOSITES for verdict in second):
                 contradicted.append(f"{claim.words} ({report.table.name}, {report.setting})")
     lines = [[f"{name}, by loss", *_row(count)] for name, count in by_loss.items()]
     lines += [["claims of papers, by BLEU or accuracy", *_row(by_score)]]
     lines += [["claims about statistics of the attention", *_row(of_statistics)]]
-    text = markdown_table(["", *_OUTCOMES, "together"], lines)
+    text = markdown_table(["", *OUTCOMES, "together"], lines)
     if contradicted:
         text += f"\nLoss and BLEU or chrF answer in opposite ways: {listed(contradicted)}.\n"
     return text
 
 
-def claims_table(reports: Sequence[TableReport]) -> str:
-    """A table of claims for each report, with the lead by loss and the outcome by each measure."""
-    parts = []
-    for report in reports:
-        lines = []
-        for claim, found in judged(report).items():
-            words = f"{claim.words}{' (ours)' if claim.is_ours else ''}"
-            measures = report.measures if claim.measure == SCORE else [claim.measure]
-            main, *second = (found[measure] for measure in measures)
-            lead = MISSING
-            if main.difference is not None:
-                lead = report.difference_text(main.difference, measures[0])
-            notes = f" ({', '.join(main.notes)})" if main.notes else ""
-            lines.append([words, f"{_mark(main)}{notes}", lead, *[*map(_mark, second), MISSING, MISSING][:2]])
-        if lines:
-            parts.append(f"### {report.table.title} (`{report.table.name}`, {report.setting})\n")
-            parts.append(markdown_table(["claim", "by loss", "lead", "by BLEU or accuracy", "by chrF"], lines))
-    return "\n".join(parts)
-
-
 def _origin(report: TableReport, claim: Claim) -> str:
-    source = report.table.name.partition("/")[0]
-    return CAUSAL if source == "causal" else OURS if source == "open" or claim.is_ours else PAPERS
+    if report.table.is_ours or claim.is_ours:
+        return OURS
+    return CAUSAL if report.task.main_metric == LOSS else PAPERS
 
 
 def _row(count: Counter) -> list[str]:
-    return [*(str(count[outcome]) for outcome in _OUTCOMES), str(count.total())]
-
-
-def _mark(verdict: Verdict) -> str:
-    return f"{_OUTCOMES[verdict.outcome]} {verdict.verdict}"
+    return [*(str(count[outcome]) for outcome in OUTCOMES), str(count.total())]

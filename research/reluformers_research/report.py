@@ -1,5 +1,7 @@
 """A table as Markdown: the paper's numbers, ours, what differs, and what follows for its claims."""
 
+import fnmatch
+import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +18,15 @@ from .statistics import Difference, RankDifference, holm
 from .tables import SCORE, Claim, Row, Table, row_key
 from .tasks import Task, task_named
 
-HOLDS, OPEN, NO_LEAD = "holds", "open", "no lead that matters"
+HOLDS, AT_ONE_RATE, OPEN = "holds", "holds at one rate", "open"
+NO_LEAD, AS_SMALL, NOT_THERE = "no lead that matters", "as small in the paper", "the paper's lead is not there"
 REVERSED, DIFFERS = "contradicted: reversed", "contradicted: differs"
+OUTCOMES = (HOLDS, AT_ONE_RATE, "contradicted", NOT_THERE, AS_SMALL, NO_LEAD, OPEN)
 _FAILS = {">": NO_LEAD, ">=": REVERSED, "~": DIFFERS}
+# learning rates that a row is the best of, at least
+_RATES = 3
 # less than this share of the second row's value is called equal, of a statistic of the attention
 MEASURE_MARGIN = 0.1
-# metric → nats that go with one of it, over the rows of the published records: 11.3 BLEU or 0.36 of accuracy a nat
-NATS = {"bleu": 1 / 11.3, "accuracy": 1 / 0.36}
 # the part of the test rows makes standard errors of BLEU and chrF 1.18 to 1.32 times as large; a verdict by the loss
 # that would change with so much more, where records have no such part, is one of seeds only
 WIDER = 1.2
@@ -55,7 +59,7 @@ class Verdict:
     """What the runs say of a claim by one measure.
 
     Args:
-        verdict: `HOLDS`, `REVERSED`, `DIFFERS`, `NO_LEAD` or `OPEN`.
+        verdict: `REVERSED`, `DIFFERS` or one of `OUTCOMES`.
         difference: of its two rows, or None where too little has run.
         margin: the smallest difference that matters.
         found_from: the lead, or of `~` the difference, that would have been found; None where that is not known.
@@ -72,7 +76,7 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """One of four: `HOLDS`, "contradicted", `NO_LEAD` and `OPEN`."""
+        """One of `OUTCOMES`."""
         return self.verdict.partition(":")[0]
 
 
@@ -93,7 +97,7 @@ class TableReport:
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
         self.measures = tuple(dict.fromkeys((LOSS, *self.task.scorer.scores_of_sums())))
-        claims = [claim for claim in table.claims if {claim.first, claim.second} <= self.runs.keys()]
+        claims = [claim for claim in table.claims if all(map(self.rows_like, (claim.first, claim.second)))]
         self.verdicts: dict[Claim, dict[str, Verdict]] = {claim: {} for claim in claims}
         for measure in (*self.measures, *sorted({claim.measure for claim in claims} - {SCORE})):
             own = SCORE if measure in self.measures else measure
@@ -136,12 +140,23 @@ class TableReport:
             runs.append(Runs(row, key, scored, diverged))
         return cls(table, setting, runs, evidence)
 
+    def rows_like(self, name: str) -> list[str]:
+        """The row of that name, or the rows that fit a pattern."""
+        return [name] if name in self.runs else fnmatch.filter(self.runs, name)
+
+    def row_of(self, name: str) -> Runs:
+        """The row of that name; of a pattern, the one with the lowest mean validation loss."""
+        rows = [self.runs[row] for row in self.rows_like(name)]
+        return min(rows, key=lambda runs: statistics.mean(self._values(runs, LOSS) or [math.inf]))
+
     def difference(self, first: str, second: str, measure: str = LOSS) -> Difference | RankDifference | None:
-        """Compare two rows; None unless both have two runs that did not diverge."""
-        if not {first, second} <= self.runs.keys():
-            return None
-        _check_same_data(self.table.name, [*self.runs[first].records, *self.runs[second].records])
-        return self.evidence.difference(self.runs[first].key, self.runs[second].key, measure)
+        """Compare two rows; None unless both have two runs that did not diverge, a pattern's at `_RATES` rates."""
+        for name in {first, second} - self.runs.keys():
+            if sum(bool(self.runs[row].records) for row in self.rows_like(name)) < _RATES:
+                return None
+        one, other = self.row_of(first), self.row_of(second)
+        _check_same_data(self.table.name, [*one.records, *other.records])
+        return self.evidence.difference(one.key, other.key, measure)
 
     def markdown(self) -> str:
         """The table, its footnotes and the verdicts; docs/research/tables.md says what the columns mean."""
@@ -173,7 +188,8 @@ class TableReport:
 
     def is_begun(self, claim: Claim) -> bool:
         """Whether one of the claim's rows has a run."""
-        return self.runs[claim.first].is_begun or self.runs[claim.second].is_begun
+        names = [*self.rows_like(claim.first), *self.rows_like(claim.second)]
+        return any(self.runs[name].is_begun for name in names)
 
     def text(self, verdict: Verdict, measure: str) -> str:
         """A verdict with its difference and interval."""
@@ -257,28 +273,49 @@ class TableReport:
         for (claim, (found, margin)), verdict, other in zip(known.items(), verdicts, wider, strict=True):
             found_from = _found_from(claim.relation, found, margin, len(known)) if verdict == OPEN else None
             notes = []
-            if claim.relation == ">" and verdict == HOLDS and found.value < margin:
-                notes.append("below the margin")
-            if verdict == NO_LEAD and (lead := self._paper_lead(claim)) is not None and lead < self.table.margin:
-                notes.append(f"the paper's own lead is {lead:.2g}")
-            keys = [self.runs[name].key for name in (claim.first, claim.second)]
+            if verdict in (HOLDS, NO_LEAD) and (stands := standing(found, margin)) not in ("level", "open"):
+                notes.append(stands)
+            keys = [self.row_of(name).key for name in (claim.first, claim.second)]
             if verdict != other and measure == LOSS and not self.evidence.has_rows(*keys, measure):
                 notes.append("by seeds only")
+            if measure == LOSS:
+                notes += [self._rate_note(name) for name in (claim.first, claim.second) if name not in self.runs]
+            if verdict == NO_LEAD and not claim.is_ours and not self.table.is_ours:
+                lead = self._paper_lead(claim)
+                is_small = lead is not None and lead < self.table.margin
+                verdict = AS_SMALL if is_small else NOT_THERE
+                notes += [f"{lead:.2g} there"] if is_small else []
+            if verdict == HOLDS and self._is_at_one_rate(claim):
+                verdict = AT_ONE_RATE
             self.verdicts[claim][measure] = Verdict(verdict, found, margin, found_from, tuple(notes))
+
+    def _is_at_one_rate(self, claim: Claim) -> bool:
+        """Whether both rows have one learning rate, which neither of them chose."""
+        if not {claim.first, claim.second} <= self.runs.keys():
+            return False
+        rows = [self.runs[name].row for name in (claim.first, claim.second)]
+        rates = [self.table.recipe(self.setting, row, 1).training.get("learning_rate") for row in rows]
+        return rates[0] == rates[1]
+
+    def _rate_note(self, name: str) -> str:
+        """Which row a pattern stands for, and whether it is at the edge of the rates."""
+        tried = [row for row in self.rows_like(name) if self.runs[row].records]
+        best = self.row_of(name).row.name
+        return f"{best} is best of {len(tried)}{', at their edge' if best in (tried[0], tried[-1]) else ''}"
 
     def _paper_lead(self, claim: Claim) -> float | None:
         """How much the source has the first row ahead, where it prints a score of both."""
-        scores = [re.match(r"[\d.]+", str(self.runs[name].row.paper)) for name in (claim.first, claim.second)]
+        scores = [re.match(r"[\d.]+", str(self.row_of(name).row.paper)) for name in (claim.first, claim.second)]
         return float(scores[0][0]) - float(scores[1][0]) if all(scores) else None
 
     def _margin(self, claim: Claim, measure: str) -> float:
         if measure in self.measures:
-            nats = 1.0 if self.task.main_metric == LOSS else NATS[self.task.main_metric]
-            return self.table.margin * (nats if measure == LOSS else 1.0)
-        return MEASURE_MARGIN * abs(statistics.mean(self._values(self.runs[claim.second], measure)))
+            nats = self.evidence.nats(self.row_of(claim.second).key) if measure == LOSS else 1.0
+            return self.table.margin * nats
+        return MEASURE_MARGIN * abs(statistics.mean(self._values(self.row_of(claim.second), measure)))
 
     def _verdict_without_numbers(self, claim: Claim, measure: str) -> Verdict:
-        rows = [self.runs[name] for name in (claim.first, claim.second)]
+        rows = [self.row_of(name) for name in (claim.first, claim.second)]
         # a row that always diverges is the worse one
         for row, other, verdict in zip(rows, rows[::-1], (REVERSED, HOLDS), strict=True):
             if claim.measure == SCORE and not row.records and len(row.diverged) >= 2 and len(other.records) >= 2:
@@ -286,8 +323,17 @@ class TableReport:
                 return Verdict(DIFFERS if claim.relation == "~" else verdict, None, reason=reason)
         counts = [len(self._values(row, measure)) for row in rows]
         if min(counts) > 1:
-            return Verdict(OPEN, None, reason="the rows share no seeds, data or schedule")
+            return Verdict(OPEN, None, reason=f"no seeds, data or schedule are shared, or below {_RATES} rates ran")
         return Verdict(OPEN, None, reason=f"needs two seeds of both, has {counts[0]} and {counts[1]}")
+
+
+def standing(found: Difference | RankDifference, margin: float) -> str:
+    """Where a lead stands: ahead or behind where its interval excludes 0, and whether by less than matters."""
+    low, high = found.interval
+    is_small = -margin < low and high < margin
+    if low > 0 or high < 0:
+        return ("ahead" if low > 0 else "behind") + (", by less than matters" if is_small else "")
+    return "level" if is_small else "open"
 
 
 def _verdicts(claims: Sequence[tuple[str, Difference | RankDifference, float]]) -> list[str]:

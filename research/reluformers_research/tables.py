@@ -153,6 +153,11 @@ class Table:
         except TypeError as error:  # a key that is missing or not known
             raise ValueError(f"{path}: {error}") from error
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether no paper has it."""
+        return self.name.startswith("open/")
+
     def baseline_of(self, row: str) -> str:
         """The row that a row is compared with."""
         group = row.split("/")[: -_parts(self.baseline)]

@@ -22,7 +22,7 @@ from reluformers.evaluation.plotting import check_picture_path
 from reluformers.files import write_text
 from reluformers_research.evidence import Evidence
 from reluformers_research.leads import Lead, find_leads, leads_table, plot_leads
-from reluformers_research.page import claims_table, counts, replace_blocks, tables_in
+from reluformers_research.page import counts, replace_blocks, tables_in
 from reluformers_research.records import gather, load_records
 from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data, check_job
@@ -135,7 +135,7 @@ def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, recor
 
 
 def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lead]]:
-    """Write tables, claims and counts of pages anew, each of the tables of all; returns the leads on softmax."""
+    """Write tables, leads and counts of pages anew, each of the tables of all; returns the leads on softmax."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     evidence = Evidence.load(records)
     if not evidence:
@@ -143,7 +143,7 @@ def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lea
     names = dict.fromkeys(name for text in texts.values() for name in tables_in(text))
     reports = [TableReport.of_records(Table.load(name), setting, evidence) for name, setting in names]
     leads = find_leads(evidence)
-    blocks = {"leads": leads_table(leads), "counts": counts(reports), "claims": claims_table(reports)}
+    blocks = {"leads": leads_table(leads), "counts": counts(reports)}
     for (name, setting), report in zip(names, reports, strict=True):
         blocks[f"table: {name} {setting}"] = report.markdown()
     for page, text in texts.items():

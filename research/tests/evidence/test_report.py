@@ -1,0 +1,62 @@
+"""Verdicts by the published records: learning rates, margins of schedules, and where a lead stands."""
+
+from pathlib import Path
+
+import pytest
+
+from reluformers_research.evidence import Evidence
+from reluformers_research.report import AS_SMALL, AT_ONE_RATE, HOLDS, NOT_THERE, TableReport, standing
+from reluformers_research.statistics import Difference
+from reluformers_research.tables import Table
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return Evidence.load(Path(__file__).resolve().parents[2] / "records")
+
+
+def verdicts(evidence, table, setting="small"):
+    """Text of a claim → its verdict by the loss."""
+    report = TableReport.of_records(Table.load(table), setting, evidence)
+    return {claim.text: found["loss"] for claim, found in report.verdicts.items() if "loss" in found}
+
+
+def test_a_pattern_is_the_row_of_the_best_rate(evidence):
+    report = TableReport.of_records(Table.load("open/learning_rate"), "small", evidence)
+    assert report.row_of("*/softmax/0").row.name == "x0.5/softmax/0"
+    found = verdicts(evidence, "open/learning_rate")
+    assert found["*/relu/1.5 > */softmax/0"].verdict == HOLDS
+    assert "x0.5/softmax/0 is best of 3, at their edge" in found["*/relu/1.5 > */softmax/0"].notes
+    assert found["x1/relu/1.5 > x1/relu/1"].verdict == AT_ONE_RATE
+
+
+def test_two_rates_are_too_few(evidence):
+    table = Table.load("open/learning_rate")
+    report = TableReport.of_records(table, "small", evidence, rows=["x0.5/*", "x1/*"])
+    (claim,) = [claim for claim in report.verdicts if claim.text == "*/relu/1.5 > */softmax/0"]
+    assert report.verdicts[claim]["loss"].difference is None
+
+
+def test_the_margin_is_of_the_schedule(evidence):
+    """Nats that half a BLEU goes with over the rows of each; two rows take those of the largest schedule."""
+    for table, setting, margin in (
+        ("rela/t3", "small", 0.0211),
+        ("reluformer/t2", "small", 0.0425),
+        ("reluformer/t4", "small", 0.0352),
+        ("reluformer/t6", "small", 0.0352),
+    ):
+        assert next(iter(verdicts(evidence, table, setting).values())).margin == pytest.approx(margin, abs=5e-5)
+
+
+def test_a_small_lead_of_a_paper_is_no_refutation(evidence):
+    assert verdicts(evidence, "qknorm/t5")["p90 < p97.5"].verdict == AS_SMALL  # 0.35 BLEU in the paper
+    assert verdicts(evidence, "qknorm/t5")["p75 < p97.5"].verdict == NOT_THERE  # 0.66
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.5, "ahead"), (0.15, "ahead, by less than matters"), (-0.15, "behind, by less than matters"), (0.05, "level")],
+)
+def test_where_a_lead_stands(value, words):
+    assert standing(Difference(value, 0.05, 1e6), margin=0.3) == words
+    assert standing(Difference(0.05, 0.05, 1e6), margin=0.1) == "open"
