@@ -38,24 +38,13 @@ ACTIVATIONS = tuple(GRADIENTS)
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
-POWER = "relu_power"  # relu(z)^p, of which p is an argument of its own
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid", POWER)  # φ ≥ 0
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
 
-def activate(activation: str, scores: Tensor, power: float = 1.0) -> Tensor:
+def activate(activation: str, scores: Tensor) -> Tensor:
     """φ of scores: callers ask whether it is their own before they ask for attention with it."""
-    if activation == POWER:
-        return functional.relu(scores).pow(power)
     return _FUNCTIONS[activation](scores)
-
-
-def derive(activation: str, gradient: Tensor, scores: Tensor, weights: Tensor, power: float) -> Tensor:
-    """Gradient of the score z from those of the weight w = φ(z); 0 at z = 0 for powers below 1 too."""
-    if activation == POWER:
-        # relu(z)^(p−1) would be ∞ at z = 0 for a power below 1
-        return gradient * torch.where(scores > 0, power * weights / scores, 0.0)
-    return GRADIENTS[activation](gradient, scores, weights)
 
 
 class PassOptions(NamedTuple):
@@ -80,7 +69,6 @@ class PassOptions(NamedTuple):
         dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
         needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
             or `"all"`.
-        power: p of `POWER`.
     """
 
     learned_threshold: Tensor | None = None
@@ -96,7 +84,6 @@ class PassOptions(NamedTuple):
     causal_offset: int | None = None
     dropout: float = 0.0
     needed_statistics: str = "none"
-    power: float = 1.0
 
 
 TENSORS = PassOptions._fields.index("activation")  # so many fields are tensors or None, and come first

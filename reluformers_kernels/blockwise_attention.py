@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .activations import PassOptions, activate, aten, derive
+from .activations import GRADIENTS, PassOptions, activate, aten
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
@@ -58,7 +58,7 @@ class _Block:
             scores -= options.threshold
         if options.activation == "relu":  # in place: φ′ can be read off w
             return self.hide(scores.relu_()), None
-        return self.hide(activate(options.activation, scores, options.power)), scores
+        return self.hide(activate(options.activation, scores)), scores
 
     def hide(self, weights: Tensor) -> Tensor:
         """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
@@ -296,7 +296,7 @@ def blockwise_backward(
         if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
             grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
         else:
-            grad_scores = derive(activation, block.hide(grad_weights), scores, weights, options.power)
+            grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)
         if is_of_rows:
             grad_threshold[block.place].sub_(grad_scores.sum(-1, dtype=wide))
         elif options.learned_threshold is not None:

@@ -7,7 +7,7 @@ from os import environ
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, POWER, RECTIFIED, PassOptions
+from .activations import ACTIVATIONS, RECTIFIED, PassOptions
 from .compiled import native
 from .tensors import compute_dtype, is_differentiated
 
@@ -39,7 +39,7 @@ def choose_computation(
     """
     is_sparse = options.activation in RECTIFIED
     activation = RECTIFIED[options.activation][0] if is_sparse else options.activation
-    if activation not in (*ACTIVATIONS, POWER) or not fit(query, key, value, options) or is_differentiated():
+    if activation not in ACTIVATIONS or not fit(query, key, value, options) or is_differentiated():
         return None
     is_plain = options.dropout == 0 and options.needed_statistics == "none"
     if query.shape[2] == 1 and is_plain and not is_sparse:

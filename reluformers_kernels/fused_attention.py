@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from .activations import (
     ACTIVATIONS,
     NOT_NEGATIVE,
-    POWER,
     RECTIFIED,
     SLOPES,
     SPARSE_DISTRIBUTIONS,
@@ -59,7 +58,7 @@ _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
     "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
-    "SymInt? causal_offset, float dropout, str needed_statistics, float power"
+    "SymInt? causal_offset, float dropout, str needed_statistics"
 )
 _OUTPUTS = "Tensor, Tensor, Tensor, Tensor"
 
@@ -246,7 +245,6 @@ def rectified_attention(
     first_keys: Tensor | None = None,
     last_keys: Tensor | None = None,
     normalizer: str = "none",
-    power: float = 1.0,
     dropout: float = 0.0,
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
@@ -274,7 +272,6 @@ def rectified_attention(
             bound.
         normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
             alone. A row whose sum is 0 gives 0.
-        power: p > 0 of the φ `"relu_power"`, relu(z)^p; in PyTorch alone where it is neither 1 nor 2.
         dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
         return_stats: also return the `RowStatistics` of s; of `SPARSE_DISTRIBUTIONS` only without gradients.
 
@@ -285,11 +282,9 @@ def rectified_attention(
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
     # in words that the compiler can trace
-    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
+    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
-    if not power > 0 or (activation != POWER and power != 1):
-        raise ValueError(f"power is {power} with {activation!r}, but must be above 0, or 1 without {POWER!r}")
     if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
         raise ValueError(f"normalizer is {normalizer!r} with {activation!r}, but must be 'none', or 'sum' with φ ≥ 0")
     if not 0 <= dropout < 1:
@@ -307,8 +302,6 @@ def rectified_attention(
             "fused attention has no derivatives of forward mode or of torch.func: take a model's "
             "attn_implementation='eager'"
         )
-    if activation == POWER and power in (1, 2):
-        activation, power = "relu" if power == 1 else "relu2", 1.0
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
     offset = None
@@ -327,7 +320,6 @@ def rectified_attention(
         causal_offset=offset,
         dropout=dropout,
         needed_statistics="all" if return_stats else "none",
-        power=power,
     )
     divisor = None if length_coefficient == 1 or normalizer == "sum" else length_coefficient
     if normalizer == "none" and (isinstance(length_exponent, Tensor) or length_exponent != 0):
@@ -448,7 +440,7 @@ def _attend_once(
         scores = scores - options.learned_threshold.expand(query.shape[:3]).reshape(*shape, 1)
     elif options.threshold != 0:
         scores = scores - options.threshold
-    weights, hidden = activate(options.activation, scores, options.power), []
+    weights, hidden = activate(options.activation, scores), []
     if options.key_padding_mask is not None:
         hidden.append(~options.key_padding_mask[:, None, None])
     if options.causal_offset is not None:

@@ -74,8 +74,6 @@ def draw_call(case: dict) -> tuple[list[Tensor], dict]:
     }
     if activation in SPARSE_DISTRIBUTIONS:
         options["threshold"] = 0.0
-    if activation == "relu_power":
-        options["power"] = 1.5
     return states, options
 
 
@@ -110,8 +108,6 @@ def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Ten
             found = reference.ACTIVATIONS[activation](row[places]) if len(places) else row[places]
             rows.append(torch.zeros_like(row).index_put((places,), found))
         weights = torch.stack(rows).view_as(scores)
-    elif activation == "relu_power":
-        weights = torch.where((scores > 0) & visible, torch.where(scores > 0, scores, 1.0) ** options["power"], 0.0)
     else:
         weights = reference.ACTIVATIONS[activation](scores).masked_fill(~visible, 0.0)
     counts = visible.sum(-1, keepdim=True).clamp_min(1).double()

@@ -57,7 +57,7 @@ def draw_cases(name: str) -> list[dict]:
         sizes = {"lengths": ((1, 5), (17, 40), (33, 17)), "widths": ((8, 8), (33, 33)), "threads": (1,)}
         sizes |= {"causal_offset": ("none", 0, 7, -3, -(2**31)), "heads": ((2, 1), (1, 3))}
     elif name == "blocks":
-        activations, dtypes, sizes = (*ELEMENTWISE, "relu_power"), WIDE, {}
+        activations, dtypes, sizes = (*ELEMENTWISE, "relu"), WIDE, {}
     else:
         activations, dtypes = native.ACTIVATIONS, native.DTYPES
         sizes = {

@@ -189,8 +189,6 @@ STATES, TRAINED = torch.zeros(2, 3, 9, 4), torch.zeros(2, 3, 9, 4, requires_grad
         ("threshold", {"threshold": torch.zeros(2)}),
         ("scale", {"scale": torch.ones(4)}),
         ("length_exponent", {"length_exponent": torch.ones(1, 2)}),
-        ("power", {"activation": "relu_power", "power": 0.0}),
-        ("power", {"activation": "relu", "power": 3.0}),
         ("normalizer", {"activation": "gelu", "normalizer": "sum"}),
         ("normalizer", {"normalizer": "mean"}),
         ("sparsemax", {"activation": "sparsemax", "normalizer": "sum"}),

@@ -43,7 +43,7 @@ def test_what_it_takes(monkeypatch):
     query = torch.empty(1, 1, 2, 256)
     assert native.can_take(query, query, "relu")
     assert not native.can_take(query, torch.empty(1, 1, 2, 257), "relu")
-    assert not native.can_take(query, query, "relu_power")
+    assert not native.can_take(query, query, "softmax")
     assert not native.can_take(query.double(), query, "relu")
 
 
