@@ -1,9 +1,20 @@
 """Packaging of reluformers: names, requirements and the mapping of the two Hub folders under the import name."""
 
+import os
 import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
 from pathlib import Path
+from shutil import copyfile
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+from setuptools.modified import newer_group
 
 # The library itself needs torch and transformers, and two packages that these bring.
 INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.9,<3"]
@@ -77,25 +88,67 @@ EXTRAS_REQUIRE["test"] = [
 ]
 
 # The compiled code of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
-# the installation goes on, and attention is computed in PyTorch.
+# the installation goes on, and attention is computed in PyTorch. A cross-compiler in CC builds for another platform if
+# _PYTHON_HOST_PLATFORM names it, as for Python's own build. A universal Python of macOS gets code for this machine.
+PLATFORM = sysconfig.get_platform().replace("universal2", platform.machine())
 INSTRUCTION_SETS = {"generic": []}
-if platform.machine() in ("x86_64", "AMD64"):
+if PLATFORM.endswith(("x86_64", "amd64")):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
     # all processors with the first have the others
     MORE = ["-mavx512bf16", "-mavx512vnni", "-mavx512bw", "-mavx512vl"]
     INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], *MORE]
     INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
+SOURCES = ["native/attention.c", "native/norms.c", "native/decoder.c"]
+HEADERS = ["native/vectors.h"]
+OPTIONS = ["-shared", "-fPIC", "-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0"]
 NATIVE = [
-    Extension(
-        f"reluformers_native._{name}",
-        ["native/attention.c", "native/norms.c", "native/decoder.c"],
-        depends=["native/vectors.h"],
-        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0", *flags],
-        py_limited_api=True,  # it knows nothing of Python at all
-        optional=True,
-    )
+    Extension(f"reluformers_native._{name}", SOURCES, depends=HEADERS, extra_compile_args=flags, optional=True)
     for name, flags in INSTRUCTION_SETS.items()
 ]
+
+
+def compiler() -> list[str]:
+    """Command of the C compiler, with the options that the environment adds."""
+    # Microsoft's compiler has no vector types; pyproject.toml has Zig's Clang installed for the build on Windows.
+    default = f'"{sys.executable}" -m ziglang cc' if os.name == "nt" else sysconfig.get_config_var("CC") or "cc"
+    variables = [os.environ.get("CC", default), *(os.environ.get(name, "") for name in ("ARCHFLAGS", "CFLAGS"))]
+    return [word for variable in variables for word in shlex.split(variable)]
+
+
+class BuildLibraries(build_ext):
+    """Builds libraries that know nothing of Python, side by side: torch's threads call them."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or True
+
+    def get_ext_filename(self, fullname: str) -> str:
+        suffix = ".dll" if PLATFORM.startswith("win") else ".abi3.so"
+        return os.path.join(*fullname.split(".")) + suffix
+
+    def build_extension(self, ext: Extension) -> None:
+        output = Path(self.get_ext_fullpath(ext.name))
+        # An editable installation starts from an empty folder: it takes what lies beside the sources already.
+        earlier = Path("native", output.name) if self.editable_mode else output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if self.force or newer_group([*ext.sources, *ext.depends, __file__], earlier):
+            start = time.perf_counter()
+            command = [*compiler(), *OPTIONS, *ext.extra_compile_args, *ext.sources, "-lm", "-o", str(output)]
+            try:
+                subprocess.run(command, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise CompileError(str(error)) from error
+            print(f"compiled {output.name} in {time.perf_counter() - start:.0f} s", flush=True)
+        elif earlier != output:
+            copyfile(earlier, output)
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for every Python of a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2].replace("universal2", platform.machine())
+
 
 setup(
     name="reluformers",
@@ -125,6 +178,7 @@ setup(
         "reluformers_native",
     ],
     ext_modules=NATIVE,
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md", "papers.bib"],

@@ -406,7 +406,8 @@ def explain() -> str:
     if not built:
         return "not built from these sources: install reluformers again, beside a C compiler (GCC or Clang)"
     used = instruction_set()
-    return f"{f'compiled for {used}' if used else 'not used'}; built are {', '.join(built)}"
+    origin = "sources" if Path(__file__).with_name("attention.c").exists() else "wheel"
+    return f"{f'compiled: {used}' if used else 'not used'} ({origin}); built are {', '.join(built)}"
 
 
 @functools.cache
@@ -432,7 +433,8 @@ def usable_instruction_sets() -> list[str]:
 
 
 def _file(name: str) -> Path:
-    return Path(__file__).with_name(f"_{name}.abi3.so")
+    suffix = ".dll" if platform.system() == "Windows" else ".abi3.so"
+    return Path(__file__).with_name(f"_{name}{suffix}")
 
 
 def _is_built(name: str) -> bool:
@@ -457,9 +459,10 @@ def _library(name: str) -> ctypes.CDLL:
 @functools.cache
 def _parallel_for():
     """`torch_parallel_for` of torch's stable interface, or None where this torch has none."""
-    suffix = "dylib" if platform.system() == "Darwin" else "so"
+    names = {"Darwin": "libtorch_cpu.dylib", "Windows": "torch_cpu.dll"}
+    library = Path(torch.__file__).parent / "lib" / names.get(platform.system(), "libtorch_cpu.so")
     try:
-        function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}")).torch_parallel_for
+        function = ctypes.CDLL(str(library)).torch_parallel_for
     except (OSError, AttributeError):
         return None
     function.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
