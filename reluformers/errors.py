@@ -35,7 +35,9 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
             gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
-        sys.stdout.reconfigure(errors="backslashreplace")
+        is_chosen = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
+        # Files and pipes get UTF-8, which is what commands read, whatever the locale says.
+        sys.stdout.reconfigure(encoding=None if is_chosen else "utf-8", errors="backslashreplace")
     try:
         try:
             main()
@@ -91,10 +93,11 @@ def is_disk_full(error: BaseException) -> bool:
 def _nobody_reads() -> bool:
     """Whether stdout is a pipe whose reader has gone; what is left for it is then dropped."""
     output = 1  # of the process; `sys.stdout` may be something of its caller's
-    poll = select.poll()
-    poll.register(output, 0)
-    if not poll.poll(0):  # errors alone are reported to who asks for nothing
-        return False
+    if hasattr(select, "poll"):  # Windows has none, and there a broken pipe is taken for that of stdout
+        poll = select.poll()
+        poll.register(output, 0)
+        if not poll.poll(0):  # errors alone are reported to who asks for nothing
+            return False
     # the interpreter flushes once more when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return True

@@ -86,7 +86,8 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     A name of a file that is not UTF-8 may stand in the text: its bytes are written as `\udcff`, as JSON has them.
     """
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="
+")
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
@@ -179,7 +180,9 @@ def check_text(value: Any, name: str, place: str) -> str:
 
 def sync(path: str | os.PathLike) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk and outlasts a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and os.path.isdir(path):  # Windows opens no folder
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows syncs what can be written
     try:
         os.fsync(descriptor)
     finally:

@@ -7,6 +7,7 @@ code that lies beside the model's weights is executed, so name a model that you 
 import argparse
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -57,11 +58,15 @@ def drop_tokens() -> None:
 
     Code of a model could read them in the block that the process began with, whatever is deleted later.
     """
-    began = {STARTED_ANEW: str(os.getpid()), "HF_TOKEN_PATH": os.devnull}
+    has_exec = os.name != "nt"  # on Windows it would start a second process and leave the terminal
+    began = {STARTED_ANEW: str(os.getpid()) if has_exec else "1", "HF_TOKEN_PATH": os.devnull}
     if os.environ.get(STARTED_ANEW) != began[STARTED_ANEW]:
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
+        command, environment = [sys.executable, *sys.orig_argv[1:]], {**passed, **began}
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**passed, **began})
+        if has_exec:
+            os.execve(sys.executable, command, environment)
+        sys.exit(subprocess.call(command, env=environment))
 
 
 def open_page(

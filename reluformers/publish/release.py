@@ -111,7 +111,10 @@ def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
             raise ValueError(f"{source}: is a link to a place outside of the folder; put the file itself there")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".safetensors":
-            target.symlink_to(source.resolve(strict=True))
+            try:
+                target.symlink_to(source.resolve(strict=True))
+            except OSError:  # Windows lets few users make links
+                shutil.copyfile(source, target)
         elif name in RECORDS:
             _copy_record(source, target)
         else:
@@ -150,7 +153,7 @@ def _without_paths(value: Any) -> Any:
 
 def refuse_tokens(staging: Path) -> None:
     """Refuse text files with a key or token of a well-known form; the ValueError names the file, and no token."""
-    for path in sorted(path for path in staging.rglob("*") if path.is_file() and not path.is_symlink()):
+    for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix != ".safetensors"):
         if _TOKEN.search(path.read_text(encoding="utf-8", errors="replace")):
             raise ValueError(f"{path}: holds a key or token; take it out, and revoke it if others saw it")
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -161,7 +162,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Reserve an address, before a model is loaded for it; an `OSError` where it is taken or none of this machine."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name != "nt":  # where it would let two servers have the same address
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(address)
     bound.listen()  # without it a second server may have the address too
     return bound

@@ -1,17 +1,17 @@
 """Texts translated line by line: any number of them, in their order, none cut."""
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+from filelock import FileLock, Timeout
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedModel
@@ -206,14 +206,20 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     part = target.with_name(f"{target.name}.{digest[:8]}.part")
-    with open(part, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
-        except BlockingIOError as error:
-            raise ValueError(f"{part}: another call is writing it") from error
-        file.seek(0)
-        whole = [len(line) for line in file if line.endswith(b"\n")]  # the last one may be cut short
-        file.truncate(sum(whole))
-        with open(part, "a", encoding="utf-8") as text:
+    lock = FileLock(f"{part}.lock", timeout=0)  # it goes with the process
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"{part}: another call is writing it") from error
+    try:
+        with open(part, "a+b") as file:
+            file.seek(0)
+            whole = [len(line) for line in file if line.endswith(b"\n")]  # the last one may be cut short
+            file.truncate(sum(whole))
+        with open(part, "a", encoding="utf-8", newline="\n") as text:
             yield text, len(whole)
         part.replace(target)
+    finally:
+        with suppress(PermissionError):  # Windows removes no open file; there the release does it
+            os.unlink(lock.lock_file)
+        lock.release()
