@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 
+# Two stamps: of the library alone, which translates, and of all that the tests and other targets need.
+LIBRARY = $(VENV)/.library
 SETUP = $(VENV)/.installed
+PIP = $(VENV)/bin/python -m pip install --constraint $(CONSTRAINTS)
 
 # Nothing after the installation needs a network; the libraries of Hugging Face are told so.
 export HF_HUB_OFFLINE = 1
@@ -26,15 +29,22 @@ TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-# The stamp is written last, so an interrupted installation goes on at the next call. torch goes first and alone: the
-# constraints then hold whichever build of it pip chose here (a CPU wheel, where there is one).
-$(SETUP): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
+# A stamp is written last, so an interrupted installation goes on at the next call. torch goes first and alone: the
+# constraints then hold whichever build of it pip chose here (a CPU wheel, where there is one). Meanwhile the C files are
+# compiled; the installation takes the result. Python makes bytecode when it first imports a module.
+$(LIBRARY): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "error: $(PYTHON) is not Python 3.10 or newer; name one: make PYTHON=python3.11 …" >&2; exit 2; }
-	@echo "Setting up $(VENV) (minutes the first time)"
+	@echo "Setting up $(VENV): torch, transformers and compiled attention (minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) torch
-	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' --editable ./research
+	@$(PIP) --quiet 'setuptools>=77'
+	@$(VENV)/bin/python setup.py --quiet build_ext --inplace & $(PIP) --no-compile torch; status=$$?; wait; exit $$status
+	@$(PIP) --no-compile --no-build-isolation --editable .
+	@touch $@
+
+$(SETUP): $(LIBRARY)
+	@echo "Installing what tests, training and the app need"
+	@$(PIP) --no-build-isolation --editable '.[test]' --editable ./research
 	@touch $@
 
 setup: $(SETUP)  ## make the environment and do nothing in it
@@ -69,7 +79,7 @@ test-newest:  ## the test suite on the newest release of every package
 demo: $(SETUP)  ## train two small models from nothing, score and save them, and translate TEXT with one
 	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)
 
-translate: $(SETUP)  ## translate TEXT with MODEL, a folder, else models/tatoeba-en-de
+translate: $(LIBRARY)  ## translate TEXT with MODEL, a folder, else models/tatoeba-en-de
 	@$(VENV)/bin/python -m reluformers translate $${MODEL:+--model "$$MODEL"} -- "$${TEXT-I don't know where he lives.}"
 
 # A model of the Hub is downloaded, so here the network is allowed. The file is run as a Space runs it: nothing is
@@ -88,9 +98,9 @@ docs: $(SETUP)  ## build the documentation site into site/
 notebooks: $(SETUP)  ## execute docs/notebooks, and keep what they print
 	$(VENV)/bin/python scripts/notebooks.py docs/notebooks/*.ipynb
 
-wheel: $(SETUP)  ## build the wheel into dist/
+wheel: $(LIBRARY)  ## build the wheel into dist/
 	@rm -rf build  # what an earlier build left there would go in
-	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
 	rm -rf .venv .venv-oldest .venv-newest build research/build dist site *.egg-info research/*.egg-info .pytest_cache .ruff_cache
