@@ -86,8 +86,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     A name of a file that is not UTF-8 may stand in the text: its bytes are written as `\udcff`, as JSON has them.
     """
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="
-")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
