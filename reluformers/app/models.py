@@ -246,12 +246,12 @@ class Classifier:
         weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
         is_pooling = layer == self.config.num_hidden_layers  # of the patches alone
         if self.config.pooling == "cls":
-            weights, title = weights[:, :1], "what the class token gives"
+            weights, title = weights[:, :1], "What the class token attends to"
         elif is_pooling:
-            title = "what the pooling query gives"
+            title = "What the pooling query attends to"
         else:
             weights = weights[:, before:]
-            title = f"the mean of what {weights.shape[1]} patches give"
+            title = f"What {weights.shape[1]} patches attend to, on average"
         grid = [side // self.config.patch_size for side in pixels.shape[2:]]
         nulls = (weights == 0).all(-1).mean(-1).tolist()  # a row may have weight on the tokens before the patches
         if not is_pooling:

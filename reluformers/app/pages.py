@@ -58,7 +58,7 @@ LAUNCH = {
     # asked the server before, and waited for the answer as long as it takes
     "_frontend": False,
 }
-BLOCKS = {"title": "Attention", "analytics_enabled": False, "delete_cache": CACHE_SECONDS}
+BLOCKS = {"analytics_enabled": False, "delete_cache": CACHE_SECONDS}
 FOLDER = Path(__file__).parent
 
 
@@ -343,13 +343,15 @@ def build_app(
     if examples is None:
         examples = find_examples(name, revision, are_files=isinstance(model, Classifier))
     title = f"{heading(name, revision, model.config)}. {describe_training(name, revision)}"
-    return build(models, title, examples).queue(max_size=MAX_WAITING)
+    page = build(models, title, examples)
+    page.title = f"Attention of {' and '.join(map(display_name, filter(None, [name, compare])))}"
+    return page.queue(max_size=MAX_WAITING)
 
 
 def build_tabs(names: Sequence[str]) -> gr.Blocks:
     """The pages of several models, a tab each, with one queue."""
     apps = {display_name(name): build_app(name) for name in names}
-    with gr.Blocks(**BLOCKS) as page, gr.Tabs():
+    with gr.Blocks(title=f"Attention of {', '.join(apps)}", **BLOCKS) as page, gr.Tabs():
         for label, app in apps.items():
             with gr.Tab(label):
                 app.render()

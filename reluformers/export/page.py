@@ -161,7 +161,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         "path": f"models/{name}",
         "graphs": graphs,
         "hasTarget": (target / "target_tokenizer").is_dir(),
-        "about": about["training"] or "What it was trained on, its card does not say.",
+        "about": about["training"] or "Its card does not say what it was trained on.",
         "languages": about["languages"],
         "examples": examples if exporter.has_image_examples else about["examples"],
     }

@@ -132,6 +132,7 @@ def test_models_of_a_clone_are_opened_where_none_is_named(serve, clone, image_fi
     Path(clone[0], "README.md").write_text("The data are short pairs.\n")
     page = pages.build_tabs(clone)
     assert any("short pairs" in block.value for block in page.blocks.values() if isinstance(block, gr.Markdown))
+    assert page.title == "Attention of text, image"
     client = serve(page)
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
     assert set(endpoints) == {"/translate", "/attention", "/classify"}
