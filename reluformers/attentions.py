@@ -362,10 +362,20 @@ def guard_models() -> None:
         if attention is not None:
             check_attention(type(self), self.config, attention.attention, requested_attention)
             watch_first_forward(self)
-        elif requested_attention is None and _names_of_ours(self.config) is None:
+        else:
             named = [name for name in self.config.architectures or () if name.startswith(NAMED)]
-            if named:
+            is_lost = (
+                _names_of_ours(self.config) is None if is_init_check else is_ours(self.config._attn_implementation)
+            )
+            if named and is_lost and requested_attention is None:
                 raise ValueError(f"{named[0]} was saved with an attention by name, but attn_implementation is None")
+            if (
+                named and is_lost
+            ):  # tools set "eager" too, some of which compute softmax by their own code from then on
+                logger.warning_once(
+                    f"{named[0]} was saved with an attention by name, but now has "
+                    f"attn_implementation={requested_attention!r}, which computes softmax."
+                )
         if attention is not None or _names_of_ours(self.config) is not None:
             self._supports_flash_attn = False  # continuous batching would take it instead
         else:
