@@ -17,6 +17,12 @@ from .sources import Source
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENS = "embed_tokens.weight"
 _ENCODER_TOKENS, _DECODER_TOKENS = f"model.encoder.{_TOKENS}", f"model.decoder.{_TOKENS}"
+# tying of our configuration → names of the matrices that are one
+_TIED = {
+    "all": (_ENCODER_TOKENS, _DECODER_TOKENS, "lm_head.weight"),
+    "decoder": (_DECODER_TOKENS, "lm_head.weight"),
+    "none": (),
+}
 
 State = dict[str, Tensor]
 
@@ -64,6 +70,13 @@ def load_renamed(
     return model.eval()
 
 
+def keep_one_of_tied(weights: State, tying: str) -> None:
+    """Keep one of several matrices that are tied, under the first of their names, whichever of them a file has."""
+    names = _TIED[tying]
+    if found := [weights.pop(name) for name in names if name in weights]:
+        weights[names[0]] = found[0]
+
+
 def to_ours(weights: State, source: Source, tying: str) -> State:
     """Weights of a model of transformers under our names.
 
@@ -83,12 +96,9 @@ def to_ours(weights: State, source: Source, tying: str) -> State:
         prefix = "" if is_whole or name == "final_logits_bias" else "model."
         renamed[prefix + rename(name, source.names)] = tensor
     shared = renamed.pop("model.shared.weight", None)
-    if tying == "all":
-        if shared is not None:
-            renamed[_ENCODER_TOKENS] = shared
-        renamed.pop(_DECODER_TOKENS, None)
-    if tying != "none":
-        renamed.pop("lm_head.weight", None)
+    if tying == "all" and shared is not None:
+        renamed[_ENCODER_TOKENS] = shared
+    keep_one_of_tied(renamed, tying)
     if "lm_head.bias" in renamed:
         renamed["lm_head.bias"] = renamed["lm_head.bias"].flatten()
     return renamed
@@ -99,10 +109,8 @@ def to_theirs(weights: State, source: Source, tying: str) -> State:
     table: Mapping[str, str] = reversed_table(source.names)
     if not source.is_seq2seq:
         return {rename(name, table): weights.pop(name) for name in list(weights)}
-    if tying != "none":
-        weights.pop("lm_head.weight", None)
+    keep_one_of_tied(weights, tying)
     if tying == "all":
-        weights.pop(_DECODER_TOKENS, None)
         table = {**table, **reversed_table(SHARED_NAMES)}
     renamed = {rename(name, table): weights.pop(name) for name in list(weights)}
     if "final_logits_bias" in renamed:

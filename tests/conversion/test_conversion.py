@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
@@ -192,6 +192,27 @@ def check_weights(before, after):
     for name, tensor in before.items():
         if name != "model.shared.weight" or "lm_head.weight" not in before:
             assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize(("kind", "is_joint"), [("marian", True), ("marian", False), ("bart", True), ("mbart", True)])
+def test_of_tied_matrices_a_file_may_keep_any(kind, is_joint, tmp_path):
+    """`save_model` of safetensors keeps the output layer's name and neither embedding's."""
+    marian = {"decoder_vocab_size": VOCABULARY, "share_encoder_decoder_embeddings": is_joint}
+    theirs = random_seq2seq(kind, 5, tie_word_embeddings=True, **(marian if kind == "marian" else {}))
+    theirs.save_pretrained(tmp_path / "theirs")
+    save_model(theirs, tmp_path / "theirs" / "model.safetensors")
+    kept = load_file(tmp_path / "theirs" / "model.safetensors")
+    assert "lm_head.weight" in kept
+    assert "model.decoder.embed_tokens.weight" not in kept
+    ours = convert(tmp_path / "theirs", tmp_path / "ours")
+    inputs = seq2seq_inputs(theirs)
+    expected = theirs(**inputs).logits
+    torch.testing.assert_close(ours(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    save_model(ours, tmp_path / "ours" / "model.safetensors")
+    back = convert_back(tmp_path / "ours", tmp_path / "back")
+    torch.testing.assert_close(back(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    again = convert(tmp_path / "ours", tmp_path / "again", "rela-g", ["cross"])
+    assert torch.equal(again.lm_head.weight, ours.lm_head.weight)
 
 
 @pytest.mark.parametrize("form", ["shards", "bin", "bin shards", "bare", "half"])
