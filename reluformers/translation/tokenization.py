@@ -13,9 +13,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import has_file
 
-from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING
+from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING, open_target_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +105,9 @@ def load_tokenizers(
     Raises:
         ValueError: If it does not fit the configuration of the model.
     """
-    name, options = str(name_or_path), {"trust_remote_code": trust_remote_code}
-    source = target = AutoTokenizer.from_pretrained(name, **options)
-    if has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
-        target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **options)
+    options = {"trust_remote_code": trust_remote_code}
+    source = AutoTokenizer.from_pretrained(str(name_or_path), **options)
+    target = open_target_tokenizer(source, config, **options)
     if config is not None:
         check_tokenizers_fit((source, target), config)
     return source, target
@@ -123,16 +121,18 @@ def check_tokenizers_fit(tokenizers: Tokenizers, config: Any) -> None:
             no end of a text, so that no model learns to stop.
     """
     sizes = config.vocab_size, getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    for side, argument, tokenizer, size in zip(
-        ("source", "target"), ("text", "text_target"), tokenizers, sizes, strict=True
+    # Marian's tokenizer has both sides, and its length is the source's.
+    counts = len(tokenizers[0]), len(getattr(tokenizers[1], "target_encoder", tokenizers[1]))
+    for side, argument, tokenizer, count, size in zip(
+        ("source", "target"), ("text", "text_target"), tokenizers, counts, sizes, strict=True
     ):
         names = [f"{token}_id" for token in SPECIAL_TOKENS]
         ids = {name: (getattr(tokenizer, name, None), getattr(config, name, None)) for name in names}
         differing = {name: pair for name, pair in ids.items() if None not in pair and pair[0] != pair[1]}
         has_end = not set(ids["eos_token_id"]).isdisjoint(tokenizer(**{argument: ""})["input_ids"])
-        if len(tokenizer) > size or differing or tokenizer.pad_token_id is None or not has_end:
+        if count > size or differing or tokenizer.pad_token_id is None or not has_end:
             raise ValueError(
-                f"the {side} tokenizer does not fit the model: it has {len(tokenizer)} tokens for {size} embeddings, "
+                f"the {side} tokenizer does not fit the model: it has {count} tokens for {size} embeddings, "
                 f"other ids than the model: {differing}, padding: {tokenizer.pad_token}, an end of texts: {has_end}"
             )
 

@@ -1,61 +1,108 @@
 """Random weights in the layout of the OPUS-MT repositories, from download to translation by the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, pipeline
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    MarianMTModel,
+    MarianTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
 
+from builders.clean_processes import run_clean
 from builders.commands import run_command
-from builders.models import build_marian
+from builders.opus import ENGLISH, GERMAN, LAYOUTS, save_opus
+from reluformers.app.models import load_model
+from reluformers.modeling.pipeline_translation import split_text
 from reluformers.publish.release import select_files
-from reluformers.translation.decoding import load_translation_model
+from reluformers.serving.server import load_handler
+from reluformers.translation.decoding import load_translation_model, translate
 
-ENGLISH = ["two dogs run on the beach .", "a man rides a red bike .", "the children play in the snow ."]
-GERMAN = ["zwei hunde rennen am strand .", "ein mann fährt ein rotes rad .", "die kinder spielen im schnee ."]
+SEARCH = {"num_beams": 2, "max_new_tokens": 9}  # the weights are random, and would end nowhere
 
 
 @pytest.fixture(scope="module")
 def opus(tmp_path_factory):
-    """`config.json`, `generation_config.json`, `pytorch_model.bin`, two SentencePiece files, `vocab.json` and a
-    `tokenizer_config.json` that names no class."""
-    folder = tmp_path_factory.mktemp("opus-mt-en-de")
-    pieces = {}
-    for name, lines in (("source", ENGLISH), ("target", GERMAN)):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_prefix=str(folder / name),
-            vocab_size=48,
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-        (folder / f"{name}.vocab").unlink()
-        model = sentencepiece.SentencePieceProcessor(str(folder / f"{name}.spm"))
-        pieces |= dict.fromkeys(model.IdToPiece(i) for i in range(3, model.GetPieceSize()))
-    vocabulary = {piece: number for number, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
-    pad = vocabulary["<pad>"]
-    ends = {"pad_token_id": pad, "eos_token_id": 0, "bos_token_id": 0, "decoder_start_token_id": pad}
-    fields = {**ends, "forced_eos_token_id": 0, "activation_function": "swish", "scale_embedding": True}
-    model = build_marian(len(vocabulary), **fields)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            if tensor.requires_grad and tensor.dim() > 1:
-                tensor.normal_(0, 0.4)
-        model.final_logits_bias.normal_()
-    content = json.loads(model.config.to_json_string()) | {
-        "architectures": ["MarianMTModel"], "_name_or_path": "/tmp/Helsinki-NLP/opus-mt-en-de",
-        "add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False,
-        "normalize_embedding": False, "static_position_embeddings": True, "torch_dtype": "float32",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(content))
-    generation = {"bad_words_ids": [[pad]], "num_beams": 4, "max_length": 20, "forced_eos_token_id": 0, **ends}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    return folder
+    return save_opus(tmp_path_factory.mktemp("opus-mt-en-de"))
+
+
+# Of one vocabulary and of two, the layout that asks most in every run, and all of them where there is time.
+FEW = ("two matrices", "larger source")
+
+
+@pytest.fixture(
+    scope="module", params=[name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def layout(request, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A converted folder, and what Marian itself translates."""
+    folder = tmp_path_factory.mktemp("layout")
+    stock = save_opus(folder / "stock", request.param)
+    run_command("convert", stock, folder / "ours")
+    tokenizer = MarianTokenizer.from_pretrained(stock)
+    written = (
+        MarianMTModel.from_pretrained(stock)
+        .eval()
+        .generate(**tokenizer(ENGLISH, return_tensors="pt", padding=True), **SEARCH)
+    )
+    return folder / "ours", tokenizer.batch_decode(written, skip_special_tokens=True)
+
+
+def test_every_door_opens_every_layout(layout, tmp_path, capsys):
+    folder, expected = layout
+    model, tokenizers = load_translation_model(folder)
+    assert translate(model, tokenizers, ENGLISH, length_penalty=1.0, **SEARCH) == expected
+    opened = pipeline("translation", model=str(folder), trust_remote_code=True, device="cpu")
+    _, handler = load_handler(folder)  # as `serve` and an endpoint do
+    for answers in (opened(ENGLISH, **SEARCH), handler({"inputs": ENGLISH, "parameters": SEARCH})):
+        assert [answer["translation_text"] for answer in answers] == expected
+    shown = load_model(str(folder)).translate(ENGLISH[0], 2)
+    assert shown.alignment
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(ENGLISH, GERMAN, strict=True)))
+    (tmp_path / "pairs.tsv").write_text("en\tde\n" + (tmp_path / "pairs.tsv").read_text())
+    run_command("evaluate", folder, "--data", tmp_path / "pairs.tsv", "--num_beams", 1, "--attention_report")
+    assert "BLEU" in capsys.readouterr().out
+    rows = [
+        {**tokenizers[0](a), "labels": tokenizers[1](text_target=b)["input_ids"]}
+        for a, b in zip(ENGLISH, GERMAN, strict=True)
+    ]
+    trainer = Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(tmp_path / "run", max_steps=1, report_to=[], save_strategy="no", use_cpu=True),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizers[0], model),
+    )
+    assert trainer.train().training_loss > 0
+
+
+def test_words_of_every_layout_are_aligned_by_the_source(layout):
+    """Marian's tokenizer decodes tokens of the source by the vocabulary of the target."""
+    tokenizer = AutoTokenizer.from_pretrained(layout[0])
+    for text in ENGLISH:
+        words, places = split_text(tokenizer, text, tokenizer(text)["input_ids"])
+        assert words == text.split()
+        assert places.pop() == len(words)  # </s>
+        spelled = [""] * len(words)
+        for place, piece in zip(places, tokenizer.tokenize(text), strict=True):
+            spelled[place] += piece.replace("▁", "")
+        assert spelled == words
+
+
+def test_a_layout_opens_without_this_library(layout, tmp_path):
+    folder, expected = layout
+    code = """
+        from transformers import pipeline
+        pipe = pipeline("translation", model=sys.argv[1], trust_remote_code=True, device="cpu")
+        answers = pipe(sys.argv[2:], num_beams=2, max_new_tokens=9, return_alignments=True)
+        print([answer["translation_text"] for answer in answers])
+    """
+    assert run_clean(code, tmp_path, str(folder), *ENGLISH).strip() == str(expected)
 
 
 def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
