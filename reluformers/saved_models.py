@@ -1,11 +1,13 @@
 """Loads saved models whole, or not at all."""
 
 import logging
+import re
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import find_adapter_config_file
+from transformers.utils import CONFIG_NAME, find_adapter_config_file
 
 from reluformers_kernels import is_quantized, quantize_int8
 
@@ -18,6 +20,12 @@ EXPORT_RECORD = "export.json"  # of a folder of `reluformers export`
 DTYPES = ("float32", "bfloat16", "int8")  # that models compute in
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
+# Fields that count layers, and what the names of these layers' weights begin with.
+_LAYERS = {
+    "encoder_layers": r"(?:model\.)?encoder\.layers",
+    "decoder_layers": r"(?:model\.)?decoder\.layers",
+    "num_hidden_layers": r"(?:(?:vit|model)\.)?layers",
+}
 
 # what tokenizers of all kinds save
 TOKENIZER_FILES = (
@@ -111,7 +119,7 @@ def read_index(index: str | Path) -> list[str]:
 
 
 def check_is_one_model(place: str | Path, revision: str | None = None) -> None:
-    """Refuse an adapter of PEFT, and a folder with the weights of two models.
+    """Refuse an adapter of PEFT, and a folder with the weights of two models, or of one with fewer layers.
 
     With an adapter, transformers would open the model that it names, which may be anybody's. Parts that were saved
     over a whole file leave it, and that is read.
@@ -126,6 +134,27 @@ def check_is_one_model(place: str | Path, revision: str | None = None) -> None:
         whole = index.with_name(index.name.removesuffix(".index.json"))
         if index.is_file() and whole.is_file() and all((index.parent / name).is_file() for name in read_index(index)):
             raise ValueError(f"{place}: holds weights twice, in {whole.name} and by {index.name}; delete the older")
+    _check_depth(Path(place))
+
+
+def _check_depth(folder: Path) -> None:
+    """Refuse more layers than the weights have: building these before would take minutes and gigabytes."""
+    if not (folder / CONFIG_NAME).is_file() or not (names := _names_of_weights(folder)):
+        return
+    config = read_json(folder / CONFIG_NAME)
+    for field, layers in _LAYERS.items():
+        numbers = [int(match[1]) for name in names if (match := re.match(rf"{layers}\.(\d+)\.", name))]
+        wanted = config.get(field)
+        if numbers and isinstance(wanted, int) and wanted > max(numbers) + 1:
+            raise ValueError(f"{folder}: {field} is {wanted}, but there are weights of {max(numbers) + 1} layers")
+
+
+def _names_of_weights(folder: Path) -> list[str]:
+    """Read the names of a folder's weights in safetensors; none if it has no such file."""
+    if (folder / WEIGHTS).is_file():
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return list(file.keys())
+    return list(read_json(folder / INDEX)["weight_map"]) if (folder / INDEX).is_file() else []
 
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:

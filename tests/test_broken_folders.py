@@ -52,6 +52,29 @@ def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_more_layers_than_weights_are_refused_before_they_are_built(folder, capsys, side, is_sharded):
+    if is_sharded:
+        model, _ = load_translation_model(folder)
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size="20KB")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {f"{side}_layers": 10**7}))
+    for open_folder in (load_translation_model, open_source):
+        with pytest.raises(ValueError, match=f"{side}_layers is {10**7}"):
+            open_folder(folder)
+    for command in ("check", "app", "serve", "push"):
+        assert f"{10**7}" in refusal_of(capsys, command, folder, *["a/b"] * (command == "push"))
+
+
+def test_fewer_layers_than_weights_open_as_ever(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_layers": 1}))
+    assert len(load_translation_model(folder)[0].model.decoder.layers) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_parts_beside_a_whole_file_are_not_passed_over(folder, capsys):
     """Parts that are saved over a whole file leave it, and transformers would read that."""
     model, _ = load_translation_model(folder)
