@@ -23,8 +23,8 @@ def pieces() -> dict[str, str]:
 def opened(tmp_path_factory) -> dict:
     """What the first piece makes, in a folder with both models."""
     folder = tmp_path_factory.mktemp("how_to")
-    save_translator(folder / "runs" / "demo")
-    save_classifier(folder / "runs" / "demo_digits")
+    save_translator(folder / "models" / "tatoeba-en-de")
+    save_classifier(folder / "models" / "digits-relu-vit")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         names: dict = {"torch": torch}
@@ -71,7 +71,7 @@ def test_image_classifier(opened):
 
 @pytest.mark.slow
 def test_bf16(opened):
-    wanted = logits_of(type(opened["model"]).from_pretrained("./runs/demo"), opened)
+    wanted = logits_of(type(opened["model"]).from_pretrained("./models/tatoeba-en-de"), opened)
     found = logits_of(run_piece("compute in bf16", opened)["half"], opened)
     assert not torch.equal(found, wanted)
     assert (found - wanted).norm() < 0.05 * wanted.norm()
@@ -103,7 +103,7 @@ def test_onnx_and_int8(opened):
     names = run_piece("translate with onnxruntime", opened)
     exact, _ = names["load_onnx_translator"]("./translator-onnx", "fp32")
     search = {"texts": ["in 5 days", "3 hours"], "num_beams": 5}
-    model = type(opened["model"]).from_pretrained("./runs/demo")  # as LoRA has changed the one that is open
+    model = type(opened["model"]).from_pretrained("./models/tatoeba-en-de")  # as LoRA has changed the one that is open
     wanted = names["translate"](model.eval(), names["tokenizers"], **search)
     assert names["translate"](exact, names["tokenizers"], **search) == wanted
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # filled in when the Space is pushed; the command line comes first
 MODEL_ID = ""
@@ -34,9 +35,11 @@ STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # the process that has no tokens, by 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the page."""
-    parser.add_argument("model", nargs="?", help="folder or Hub id; without it, the models of models/")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="one or two folders or Hub ids; without one, the models of models/"
+    )
     parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
-    parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a second model, for the same input")
+    parser.add_argument("--compare", metavar="MODEL", help="the second model, for the same input")
     parser.add_argument(
         "--example",
         metavar="INPUT",
@@ -45,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "card",
     )
     parser.add_argument("--port", type=int, help="port of the page; without it, the first free port from 7860 on")
+
+
+def read_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `open_page`; a ValueError for more than two models."""
+    arguments = dict(vars(options))
+    models = [*arguments.pop("models"), *filter(None, [arguments.pop("compare")])]
+    if len(models) > 2:
+        raise ValueError(f"a page shows one or two models, got {', '.join(models)}")
+    return {**arguments, **dict(zip(("model", "compare"), models, strict=False))}
 
 
 def cloned_models() -> list[str]:
@@ -104,7 +116,7 @@ def open_page(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show the attention of a model; the code in its folder is executed.")
     add_arguments(parser)
-    open_page(**vars(parser.parse_args()))
+    open_page(**read_arguments(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from reluformers.errors import run_main
 from reluformers_cli import all_commands
 
 CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # section.key=value, or key=value
+OPTION = re.compile(r"\A--([a-z][\w-]*)(?=\Z|=)")
 
 
 def build_parser(command: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], None]]:
@@ -27,7 +28,12 @@ def build_parser(command: str) -> tuple[argparse.ArgumentParser, Callable[[argpa
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Options of a command; its `changes` may stand anywhere, also behind an option of several values."""
+    """Options of a command; its `changes` may stand anywhere, also behind an option of several values.
+
+    Names of options may have dashes for underscores, as on other command lines of Hugging Face.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    words = [OPTION.sub(lambda name: f"--{name[1].replace('-', '_')}", word) for word in words[:end]] + [*words[end:]]
     takes_changes = any(action.dest == "changes" for action in parser._actions)
     changes = [word for word in words if takes_changes and CHANGE.fullmatch(word)]
     # options may stand between the values of a list; behind "--", which that forgets, there are none

@@ -3,14 +3,14 @@
 If all models are folders, their code gets no token of the environment or of `hf auth login`.
 
 Example:
-    reluformers app ./runs/reluformer --compare ./runs/softmax
+    reluformers app ./runs/reluformer ./runs/softmax
 """
 
 import argparse
 import sys
 
 from reluformers.app import FOLDER
-from reluformers.app.app import add_arguments, open_page
+from reluformers.app.app import add_arguments, open_page, read_arguments
 from reluformers.saved_models import check_is_one_model
 from reluformers.training.checkpoints import check_model
 
@@ -19,8 +19,9 @@ __all__ = ["add_arguments", "run"]
 
 def run(options: argparse.Namespace) -> None:
     """Open the page as a Space does: its files lie flat and import each other by their names."""
-    for folder in filter(None, (options.model, options.compare)):
+    arguments = read_arguments(options)
+    for folder in filter(None, (arguments.get("model"), arguments.get("compare"))):
         check_is_one_model(folder)
         check_model(folder)
     sys.path.insert(0, str(FOLDER))
-    open_page(**vars(options))
+    open_page(**arguments)

@@ -11,6 +11,7 @@ import torch
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
+from reluformers.app.app import read_arguments
 from reluformers.commands import build_parser, parse
 from reluformers_kernels import computation
 
@@ -21,6 +22,27 @@ def test_changes_may_stand_anywhere():
     assert (options.recipe, options.data) == (None, ["a.en", "a.de"])
     assert options.changes == ["model.dropout=0.1", "training.seed=3"]
     assert parse(build_parser("translate")[0], ["--num_beams", "3", "--", "--a=b"]).text == "--a=b"
+
+
+def test_names_of_options_take_dashes_as_underscores():
+    options = parse(build_parser("translate")[0], ["--num-beams", "3", "--max-tokens=5", "see --num-beams 3"])
+    assert (options.num_beams, options.max_tokens, options.text) == (3, 5, "see --num-beams 3")
+    assert parse(build_parser("translate")[0], ["--trust-remote-code", "--", "--num-beams"]).text == "--num-beams"
+    options = parse(build_parser("card")[0], ["x-y", "--repo-id=a-b/c-d", "--no-held-out", "--example", "a-b"])
+    assert (options.repo_id, options.held_out, options.examples) == ("a-b/c-d", False, ["a-b"])
+    changed = parse(build_parser("train")[0], ["r-s.yaml", "--output-dir", "x", "data.train=--a-b"])
+    assert (changed.recipe, changed.output_dir, changed.changes) == ("r-s.yaml", "x", ["data.train=--a-b"])
+
+
+@pytest.mark.parametrize("words", [["a", "b"], ["a", "--compare", "b"], ["--compare", "b", "a"]])
+def test_a_second_model_of_the_app_is_the_one_to_compare(words):
+    assert read_arguments(parse(build_parser("app")[0], [*words, "--port", "1"])) == {
+        "model": "a", "compare": "b", "revision": None, "example": None, "port": 1,
+    }  # fmt: skip
+
+
+def test_the_app_shows_two_models_at_most(capsys):
+    assert "a, b, c" in refusal_of(capsys, "app", "a", "b", "c")
 
 
 @pytest.mark.parametrize("setting", ["num_workers=1", "penalty=x", "nothing=1", "min_new_tokens=a", "word"])
