@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from datasets import Dataset
@@ -111,14 +111,6 @@ class AlignmentHead:
             getattr(config, "alignment_head", None),
             getattr(config, "alignment_shifted", False),
         )
-
-    def config_fields(self) -> dict[str, Any]:
-        """What config.json holds of it."""
-        return {f"alignment_{name}": value for name, value in asdict(self).items()}
-
-    def __str__(self) -> str:
-        heads = "mean of the heads" if self.head is None else f"head {self.head}"
-        return f"layer {self.layer}, {heads}, {'shifted' if self.shifted else 'normal'} attention"
 
 
 def decoder_layers(config: PreTrainedConfig) -> int:

@@ -163,7 +163,7 @@ class TableReport:
         rows = [self._line(one) for one in self.runs.values() if one.is_begun]
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
-        columns = list(dict.fromkeys(column for row in rows for column in row))
+        columns = list(dict.fromkeys(column for row in rows for column, text in row.items() if text != MISSING))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [markdown_table(columns, lines), self._footnote()]
         begun = {claim: found for claim, found in self.verdicts.items() if self.is_begun(claim)}
@@ -250,11 +250,7 @@ class TableReport:
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
         if apart:
             notes.append(f"set apart by the loss, with a variance of their own: {', '.join(apart)}")
-        signature = records[0].evaluation.scores[self.task.main_metric].signature
-        if signature:
-            notes.append(f"signature `{signature}`")
-        commits = sorted({(record.evaluation.circumstances.commit or "unknown")[:10] for record in records})
-        notes.append(f"{'; '.join(sorted(set(map(_versions, records))))}; commit {', '.join(commits)}")
+        notes.append("; ".join(sorted(set(map(_versions, records)))))
         if note := self.table.settings[self.setting].note:
             notes.insert(0, note)
         return "".join(f"- {note}.\n" for note in notes)

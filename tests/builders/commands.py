@@ -52,8 +52,6 @@ LANGUAGES = "--source_lang en --target_lang de"
 ON_A_FOLDER = {
     "evaluate": f"evaluate {{folder}} --data {{place}}/pairs.jsonl {LANGUAGES}",
     "analyse": f"analyse {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/analysis.json",
-    "align": f"align {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/links",
-    "filter": f"filter {{folder}} {{place}}/pairs.jsonl {LANGUAGES} --output {{place}}/kept.jsonl",
     "convert": "convert {folder} {place}/converted",
     "convert back": "convert {folder} {place}/converted --back",
     "average": "average {folder}/.. --last 1 --output {place}/averaged",

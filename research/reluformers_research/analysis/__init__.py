@@ -1,1 +1,1 @@
-"""What the attention of trained models does: figures of the papers, reports, filtering of parallel text."""
+"""What the attention of trained models does: figures of the papers and reports."""

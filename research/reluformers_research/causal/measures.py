@@ -6,13 +6,10 @@
 | growth_16 | loss_16 − loss_1 |
 | slow_loss_1, slow_loss_16, slow_growth_16 | the same with 50 times the rotary base, so that positions turn slower |
 | sink_rate | share of heads that give the first token over 0.3 of Σ_j |w_ij|, a mean over queries with any weight |
-| sink_rate_absolute | the same of w_i0 itself, a mean over all queries |
-| largest_sink, largest_sink_absolute | what the head that gives the first token most gives it, by either measure |
+| largest_sink | what the head that gives the first token most gives it |
 | zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
 | survivors, survivor_growth | weights of a row that are not 0; how many times as many at 8 times the length |
-| kurtosis | E[(x−μ)⁴]/σ⁴ over tokens and channels of the residual stream, mean over rows, the highest of layers |
-| loss_int8 | loss_1 with weights of linear maps and their inputs rounded to int8, a scale a channel and a tensor |
-| recall_64 … | nats a token that a sentence gains when itself and not another one stood so many tokens before |
+| recall_1024 | nats a token that a sentence gains when itself and not another one stood so many tokens before |
 """
 
 import math
@@ -22,14 +19,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from reluformers.modeling.pipeline_translation import returning_weights
 
 from .rows import started, windows
 
 LENGTHS = (1, 2, 4, 8, 16)
-DISTANCES = (64, 128, 192, 1024)  # the first three within a row of 256
+FAR = 1024  # tokens over which a sentence is recalled
 TOKENS = 65_536  # that each length is measured on
 _SINK = 0.3
 _BATCH_TOKENS = 4096
@@ -55,29 +51,26 @@ def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
 
 @torch.no_grad()
 def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]:
-    """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads, and the kurtosis."""
+    """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads."""
     model = returning_weights(model)
     sums: dict[str, Tensor] = {}
     for part in rows.split(max(1, _WRITTEN_TOKENS // rows.shape[1])):
-        outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
-        for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
+        outputs = model(input_ids=part, use_cache=False, output_attentions=True)
+        for name, value in _sums(outputs.attentions).items():
             sums[name] = sums.get(name, 0) + value
     queries = sums["queries"]
-    shares, weights = sums["share"] / sums["used"].clamp_min(1), sums["first"] / queries
+    shares = sums["share"] / sums["used"].clamp_min(1)
     return {
         "sink_rate": (shares > _SINK).double().mean().item(),
-        "sink_rate_absolute": (weights > _SINK).double().mean().item(),
         "largest_sink": shares.max().item(),
-        "largest_sink_absolute": weights.max().item(),
         "zeros": (sums["zeros"].sum() / sums["pairs"]).item(),
         "null_rate": (1 - sums["used"].sum() / (queries * sums["used"].numel())).item(),
         "entropy": (sums["entropy"].sum() / sums["used"].sum().clamp_min(1)).item(),
         "survivors": (sums["survivors"].sum() / (queries * sums["used"].numel())).item(),
-        "kurtosis": (sums["kurtosis"] / sums["rows"]).max().item(),
     }
 
 
-def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _sums(attentions: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Sums over rows, for each layer and head where they differ [layers, heads]."""
     found: dict[str, list[Tensor]] = {}
     length = attentions[0].shape[-1]
@@ -90,7 +83,6 @@ def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> 
         shares = sizes / total.clamp_min(torch.finfo(torch.double).tiny)[..., None]
         for name, value in {
             "share": shares[..., 0].sum((0, 2)),
-            "first": weights[..., 0].sum((0, 2)),
             "used": (total > 0).sum((0, 2)).double(),
             "zeros": ((weights == 0) & visible).sum((0, 2, 3)).double(),
             "survivors": (weights != 0).sum((0, 2, 3)).double(),
@@ -100,41 +92,7 @@ def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> 
     sums = {name: torch.stack(values) for name, values in found.items()}
     sums["queries"] = torch.tensor(float(len(attentions[0]) * (length - 1)))
     sums["pairs"] = visible.sum().double() * len(attentions[0]) * sums["used"].numel()
-    states = [state.double() for state in hidden_states[1:-1]]  # the last one is normalised
-    states = states or [hidden_states[-1].double()]
-    sums["kurtosis"] = torch.stack([_kurtosis(state.flatten(1)).sum() for state in states])
-    sums["rows"] = torch.tensor(float(len(states[0])))
     return sums
-
-
-def _kurtosis(states: Tensor) -> Tensor:
-    """E[(x−μ)⁴]/σ⁴ over the last dimension."""
-    centred = states - states.mean(-1, keepdim=True)
-    return (centred**4).mean(-1) / (centred**2).mean(-1) ** 2
-
-
-@contextmanager
-def rounded_to_int8(model: nn.Module) -> Iterator[None]:
-    """Round the weights of linear maps, a scale for each output, and their inputs, a scale for each tensor."""
-
-    def rounded(values: Tensor, largest: Tensor) -> Tensor:
-        scale = largest.clamp_min(torch.finfo(values.dtype).tiny) / 127
-        return (values / scale).round() * scale
-
-    modules = [part for part in model.modules() if isinstance(part, nn.Linear)]
-    weights = [part.weight for part in modules]
-    hooks = [
-        part.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0], inputs[0].abs().amax()),))
-        for part in modules
-    ]
-    for part in modules:
-        part.weight = nn.Parameter(rounded(part.weight.data, part.weight.data.abs().amax(1, keepdim=True)))
-    try:
-        yield
-    finally:
-        for part, weight, hook in zip(modules, weights, hooks, strict=True):
-            part.weight = weight
-            hook.remove()
 
 
 def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
@@ -189,12 +147,6 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
         # of the same text
         long = attention_measures(model, windows(stream[: 64 * length], 8 * length))
         found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
-    if not any(isinstance(part, Conv1D) for part in model.modules()):  # GPT-2's linear maps
-        with rounded_to_int8(model):
-            found["loss_int8"] = loss_at(model, stream, length)
-    found |= {
-        f"recall_{far}": recall_at(model, stream, far)
-        for far in DISTANCES
-        if len(stream) > 2 * far and far + _SENTENCE < longest
-    }
+    if len(stream) > 2 * FAR and longest > FAR + _SENTENCE:
+        found[f"recall_{FAR}"] = recall_at(model, stream, FAR)
     return found

@@ -1,28 +1,15 @@
-"""Word alignments from cross-attention: by a model that looks where it is told to, by hand, and by the command."""
+"""Word alignments from cross-attention: by a model that looks where it is told to, and by hand."""
 
-import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import pipeline
 
-from builders.commands import refusal_of, run_command
 from builders.models import build_marian, build_model
-from builders.saved_models import TEXTS, save_translator
 from reluformers import TranslationPipeline
-from reluformers.evaluation.alignments import (
-    NO_LINK,
-    AlignmentHead,
-    WordAlignments,
-    best_layer,
-    measure_layers,
-    word_alignments,
-)
+from reluformers.evaluation.alignments import AlignmentHead, best_layer, measure_layers, word_alignments
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
 
 WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
 HEADS = 2
@@ -137,27 +124,6 @@ def test_a_model_of_others(tokenizer, pairs):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_error_rate_by_hand():
-    """Summed counts: the first pair alone has 1 − 5/7, the second 1 − 2/3, and their mean would be another number.
-
-    |A ∩ S| 2 + 1, |A ∩ P| 3 + 1, |A| 4 + 1, |S| 3 + 2.
-    """
-    counts = LinkCounts()
-    for found, sure, possible in (
-        ([0, 2, 2, 0], [(0, 0), (1, 1), (2, 2)], [(2, 1), (3, 3)]),
-        ([0, NO_LINK], [(0, 0), (1, 1)], []),
-    ):
-        links = torch.full((2, 1, 2, len(found)), NO_LINK)
-        links[0] = torch.tensor(found)
-        counts.add(WordAlignments(["s"] * 4, ["t"] * len(found), links), GoldAlignment(sure, possible))
-    scores = {"aer": 1 - (3 + 4) / (5 + 5), "precision": 4 / 5, "recall": 3 / 5}
-    assert counts.of(AlignmentHead(0)) == pytest.approx(scores)
-    assert counts.of(AlignmentHead(0, 0, shifted=True))["aer"] == 1
-    assert counts.best() == AlignmentHead(0, None, False)
-    rates = counts.error_rates_by_layer()
-    assert rates["normal"]["mean"] == rates["normal"]["heads"][0] == pytest.approx([scores["aer"]])
-
-
 @pytest.mark.parametrize(
     ("shares", "layer"), [([0.2, 0.3, 0.9], 2), ([0.9, 0.3, 0.2], 0), ([0.9, 0.9, 0.9], 1), ([1.0], 0)]
 )
@@ -174,75 +140,3 @@ def test_a_layer_that_looks_at_the_same_word_has_all_links(tokenizer, pairs):
         measure_layers(Looking(), (tokenizer, tokenizer), {side: texts[:2] for side, texts in pairs.items()})[1]
         is None
     )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_translator(tmp_path_factory.mktemp("model") / "model")
-
-
-@pytest.fixture(scope="module")
-def gold(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gold") / "gold.jsonl"
-    rows = [
-        {"source": ["a", "man", "in", "a", "hat"], "target": ["ein", "Mann", "mit", "Hut"], "sure": [[1, 1], [4, 3]]},
-        {"source": ["two", "dogs"], "target": ["zwei", "Hunde"], "sure": [[0, 0]], "possible": [[1, 1]]},
-        {"source": ["a", "horse"], "target": ["ein", "Pferd"], "sure": [[0, 0], [1, 1]]},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_the_command_chooses_saves_and_reports(folder, gold, tmp_path, capsys):
-    before = json.loads((folder / "config.json").read_text())
-    output, report = tmp_path / "test.align", tmp_path / "report.json"
-    chosen_on = ("--development", f"{gold}[:2]", "--save")
-    run_command("align", folder, f"{gold}[2:]", *chosen_on, "--output", output, "--report", report)
-    content = json.loads(report.read_text())
-    chosen = {name: content[name] for name in ("alignment_layer", "alignment_head", "alignment_shifted")}
-    after = json.loads((folder / "config.json").read_text())
-    assert after == before | chosen
-    rates = content["development"]["aer"]
-    every = [value for kind in rates.values() for part in (kind["mean"], *kind["heads"]) for value in part]
-    assert content["development"]["chosen"]["aer"] == pytest.approx(min(every))
-    assert (content["development"]["pairs"], content["test"]["pairs"]) == (2, 1)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines if "attention: aer" in line] == ["development", "test"]
-    links = [list(map(int, link.split("-"))) for link in output.read_text().split()]
-    hits = len({(0, 0), (1, 1)} & set(map(tuple, links)))
-    assert content["test"]["chosen"]["aer"] == pytest.approx(1 - 2 * hits / (len(links) + 2))
-    # whoever opens the folder now aligns by this head
-    translate = pipeline("translation", model=str(folder), trust_remote_code=True, device="cpu")
-    assert AlignmentHead.of_config(translate.model.config).config_fields() == chosen
-    (answer,) = translate(TEXTS[1], return_alignments=True, max_new_tokens=9)
-    assert len(answer["alignments"]) == len(answer["translation_text"].split())
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
-    files = [tmp_path / "test.en", tmp_path / "test.de"]
-    for path in files:
-        path.write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
-    run_command("align", folder, *files, "--format", name)
-    lines = capsys.readouterr().out.splitlines()
-    sizes = [len(text.split()) for text in (TEXTS[0], "", TEXTS[1])]
-    if name == "json":
-        rows = [json.loads(line) for line in lines]
-        assert [len(row["target"]) for row in rows] == sizes
-        links = [(number, *link) for number, row in enumerate(rows) for link in row["alignment"]]
-    elif name == "pharaoh":
-        assert len(lines) == 3
-        links = [(number, *map(int, link.split("-"))) for number, line in enumerate(lines) for link in line.split()]
-    else:
-        links = [tuple(int(part) - 1 for part in line.split()) for line in lines]
-    assert links
-    assert all(0 <= source < sizes[number] and 0 <= target < sizes[number] for number, source, target in links)
-
-
-def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
-    checkpoint, before = shutil.copytree(folder, tmp_path / "checkpoint-3"), gold.read_text()
-    (checkpoint / "manifest.json").write_text("{}")
-    saving_in_a_checkpoint = (checkpoint, gold, "--development", gold, "--save")
-    for arguments in ((folder, gold, "--save"), saving_in_a_checkpoint, (folder, gold, "--output", gold)):
-        refusal_of(capsys, "align", *arguments)
-    assert gold.read_text() == before
