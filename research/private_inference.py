@@ -1,8 +1,8 @@
 r"""Run a saved model on secret shares of two processes (CrypTen): rounds, bytes, and how far the answers are off.
 
-A vision Transformer is run whole; of a translation model it is the encoder, layer by layer. Its attention is computed as
-the model has it, and by softmax in its place with the same weights. Inputs of a text are its embeddings, which whoever has
-the text looks up.
+A vision Transformer is run whole; of a translation model it is the encoder, layer by layer. Its attention is computed
+as the model has it, and by softmax in its place with the same weights. Inputs of a text are its embeddings, which
+whoever has the text looks up.
 
     pip install -e './research[private]'
     python research/private_inference.py models/digits-relu-vit --data digits/validation.parquet --rows 200
