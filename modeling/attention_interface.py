@@ -47,6 +47,7 @@ _KNOWN = {
     *("sliding_window", "cache_position", "return_dict", "deterministic"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
+    *("read_index", "write_index", "logits_indices", "logits_processor_args"),  # of continuous batching
 }
 _LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
 
@@ -145,6 +146,11 @@ class InterfaceAttention(AttentionVariant):
             ValueError: the model asks for something that this attention has not.
         """
         _check_keywords(keywords, attention_mask)
+        if keywords.get("read_index") is not None:
+            # Continuous batching has updated its cache. Its mask of 0 and the lowest float keeps requests apart.
+            if attention_mask is None:
+                raise ValueError("continuous batching of this transformers gives this attention no mask")
+            attention_mask, keywords = attention_mask == 0, {}
         mask, bias = _read_mask(module, query, key, attention_mask, is_causal, keywords.get("indices"))
         mask = _keep_texts_apart(mask, keywords)
         if position_bias is not None:

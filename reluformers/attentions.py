@@ -17,6 +17,7 @@ import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, DataCollatorWithFlattening, PreTrainedConfig, PreTrainedModel
+from transformers.generation.continuous_batching import ContinuousBatchingManager, input_outputs
 from transformers.utils import logging
 
 from .configuration.configuration_attention import AttentionConfig
@@ -337,12 +338,35 @@ def guard_configurations() -> None:
         validators[:] = [validate_output_attentions if one is validate else one for one in validators]
 
 
+def allow_continuous_batching() -> None:
+    """Let `generate_batch` take attentions of ours, and give them a mask as it does to "sdpa".
+
+    transformers 5.24 has lists of names there; see scripts/continuous_batching.patch for what it would have to change.
+    """
+    switch, needs_mask = ContinuousBatchingManager.switch_to_cb_friendly_attn, input_outputs.attn_mask_is_needed
+    if "auto_switch_to_flash" not in inspect.signature(switch).parameters:  # there, attentions update the cache
+        return
+
+    @functools.wraps(switch)
+    def switch_to_cb_friendly_attn(self, model, *args, **keywords):
+        if not is_ours(model.config._attn_implementation):
+            switch(self, model, *args, **keywords)
+
+    @functools.wraps(needs_mask)
+    def attn_mask_is_needed(config):
+        return is_ours(config._attn_implementation) or needs_mask(config)
+
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_to_cb_friendly_attn
+    input_outputs.attn_mask_is_needed = attn_mask_is_needed
+
+
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it."""
     if hasattr(PreTrainedModel, "_has_guarded_attentions"):
         return
     PreTrainedModel._has_guarded_attentions = True
     guard_configurations()
+    allow_continuous_batching()
     check, build = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel._from_config.__func__
 
     @functools.wraps(build)

@@ -353,7 +353,6 @@ def test_no_other_program_takes_a_folder_for_a_model_with_softmax(tmp_path):
 
 REFUSED = {
     "int64": lambda: build("llama", "relu_attention")(torch.arange(3, 12)[None], torch.ones(1, 1, 9, 9).long()),
-    "relu_attention": lambda: build("llama", "relu_attention").generate_batch([[1, 2, 3]]),
     "sites": lambda: exchange_attention(build("llama", "relu_attention"), "relu-vit", ["model.layers.0.*"]),
     "output_gate": lambda: exchange_attention(build("llama", "eager"), {"preset": "relu", "output_gate": "sigmoid"}),
     "relaformer": lambda: exchange_attention(build("llama", "eager"), "relaformer"),
