@@ -65,17 +65,18 @@ def draw_rows(count: int, generator: torch.Generator, trigger: int | None = None
     return inputs, outputs, places
 
 
-def make_mask() -> AttentionMask:
-    """Causality; n is the number of keys without the start token and the query's own, as many as the mean is of."""
+def make_mask(attention: AttentionConfig) -> AttentionMask:
+    """Causality; a divisor n^α counts the keys between the start token and the query, as many as the mean is of."""
     mask = AttentionMask(LENGTH, LENGTH, torch.device("cpu"), causal_offset=0)
-    mask.once("key_counts", lambda: (torch.arange(LENGTH) - 1).clamp_min(1).view(1, 1, LENGTH, 1))
+    if attention.length_exponent:
+        mask.once("key_counts", lambda: (torch.arange(LENGTH) - 1).clamp_min(1).view(1, 1, LENGTH, 1))
     return mask
 
 
 def train(attention: AttentionConfig, loss_weights: dict[str, float], seed: int, steps: int) -> Trained:
     """Train one attention, and look where its weight goes."""
     torch.manual_seed(seed)
-    generator, mask = torch.Generator().manual_seed(seed), make_mask()
+    generator, mask = torch.Generator().manual_seed(seed), make_mask(attention)
     if attention.score == "dot" and attention.scale is None:
         attention = replace(attention, scale=1.0)
     layer = MultiHeadAttention(WIDTH, 1, attention, bias=False)
