@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, AutoModelForSeq2SeqLM, AutoTokenizer
 
+import reluformers  # noqa: F401  # registers the classes, so that no code of a folder runs
+
 # CrypTen 0.4.1 imports a module that torch has removed, and uses nothing of it here
 sys.modules["torch.onnx._internal.registration"] = types.ModuleType("registration")
 sys.modules["torch.onnx._internal.registration"].registry = None
@@ -123,12 +125,12 @@ def load(folder: str, data: str, rows: int) -> tuple[nn.Module, Tensor, list[int
         from datasets import Dataset
 
         chosen = Dataset.from_parquet(data)[:rows]
-        model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
+        model = AutoModelForImageClassification.from_pretrained(folder).eval()
         pixels = AutoImageProcessor.from_pretrained(folder)(chosen["image"], return_tensors="pt")["pixel_values"]
         with torch.no_grad():
             return model.vit, model.vit.embeddings(pixels), chosen["label"], model.classifier
     lines = Path(data).read_text(encoding="utf-8").splitlines()[:rows]
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval().get_encoder()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval().get_encoder()
     tokens = AutoTokenizer.from_pretrained(folder)(lines, return_tensors="pt")["input_ids"]
     kept: list[Tensor] = []
     hook = model.layers[0].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
