@@ -115,7 +115,7 @@ def write_card(
     if not shown and given.held_out:
         shown = run.task.card.held_out_examples(folder, run, place)
     context = {
-        **_known(run, dataset),
+        **_known(run, dataset, given.data_name),
         **_pictures(Path(folder), run, place),
         "given": given,
         "metadata": card_data(run, repo_id, licence, dataset, shown, base_model).to_yaml(),
@@ -237,7 +237,7 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
     return source if is_hub_id(source) else dataset or source_name(source)
 
 
-def _known(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
+def _known(run: FinishedRun, dataset: str | None, data_name: str | None) -> dict[str, Any]:
     """What the template says of a run, as far as its folder knows it."""
     config, card, data, measured = run.config, run.task.card, run.section("data"), run.evaluation
     attentions = _attentions(config)
@@ -256,7 +256,7 @@ def _known(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
         "papers": list(dict.fromkeys([*(site["paper"] for site in attentions), run.task.architecture])),
         "dataset": dataset,
         "dataset_link": Markup(f"[{dataset}](https://huggingface.co/datasets/{dataset})"),
-        "trained_on": dataset or source_name(data.get("path")) or source_name(data.get("train")),
+        "trained_on": dataset or data_name or source_name(data.get("path")) or source_name(data.get("train")),
         "train_name": source_name(data.get("train") or ("train" if data.get("path") else None)),
         "epochs": None if data.get("streaming") else epochs,  # the log of a stream counts whole passes alone
         "shape": card.describe_shape(config, run.recipe) if run.recipe else {},
