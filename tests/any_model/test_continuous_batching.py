@@ -15,7 +15,7 @@ from .test_by_name import build
 if "auto_switch_to_flash" not in inspect.signature(ContinuousBatchingManager.switch_to_cb_friendly_attn).parameters:
     pytest.skip("attentions update the cache in this transformers", allow_module_level=True)
 
-SETTINGS = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=98)
+SETTINGS = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=98)
 # small batches of tokens: prompts are read in pieces, beside requests that go on
 BATCHES = ContinuousBatchingConfig(num_blocks=16, page_size=16, max_batch_tokens=20, max_blocks_per_request=0)
 PROMPTS = [torch.arange(3, 3 + length).remainder(95).add(length % 3).tolist() for length in (5, 9, 40, 1, 17, 12, 26)]
@@ -28,10 +28,8 @@ def new_tokens(model, prompt):
 @pytest.mark.parametrize(
     ("name", "attention"),
     [
-        *(("llama", "relu_attention"), ("llama", "relu_sum_attention"), ("llama", "reluformer_attention")),
-        *(("llama", "sigmoid_attention"), ("llama", "entmax15_attention"), ("qwen3", "tda_attention")),
-        *(("mistral", "relu_attention"), ("gemma3", "relu_sum_attention"), ("llama", {"preset": "qknorm"})),
-        ("mistral", {"preset": "rela-g"}),
+        *(("llama", "relu_attention"), ("mistral", "relu_sum_attention"), ("gemma3", "reluformer_attention")),
+        *(("qwen3", "entmax15_attention"), ("llama", "sigmoid_attention"), ("mistral", {"preset": "rela-g"})),
     ],
     ids=str,
 )
@@ -51,12 +49,10 @@ def test_batches_of_requests_have_the_tokens_of_generate(name, attention):
 
 def test_a_cancelled_request_changes_none_of_the_others():
     model = build("llama", "relu_attention")
-    options = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup_requests": None}
-    options = {key: value for key, value in options.items() if value is not None}
-    found = {}
+    options, found = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}, {}
     with model.continuous_batching_context_manager(**options) as manager:
         for number, prompt in enumerate(PROMPTS):
-            manager.add_request(prompt, request_id=str(number), max_new_tokens=6)
+            manager.add_request(prompt, request_id=str(number), max_new_tokens=4)
         manager.cancel_request("2")
         while len(found) < len(PROMPTS) - 1:
             result = manager.get_result(timeout=20)
