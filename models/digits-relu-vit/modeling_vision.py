@@ -625,7 +625,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
-        labels, logits = labels.to(logits.device), at_least_float32(logits)
+        given, labels, logits = labels, labels.to(logits.device), at_least_float32(logits)
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
@@ -633,6 +633,13 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
         # PyTorch refuses what fits neither: a float for each image, or another number of rows or classes
         are_classes = labels.dim() == 1 and not labels.is_floating_point()
+        # A loss of shares beyond 1 would be finite. On an accelerator, reading labels would wait for it.
+        if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
+            largest = config.num_labels - 1 if are_classes else 1
+            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # shares may be rounded
+            if len(wrong):
+                value = given[tuple(wrong[0])].item()
+                raise ValueError(f"labels{wrong[0].tolist()} is {value}, but must be from 0 to {largest}")
         labels = labels.long() if are_classes else labels.to(logits.dtype)
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":

@@ -8,7 +8,7 @@ both are computed. Reads top to bottom; the encoder–decoder families and the v
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -730,6 +730,20 @@ def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
+# What `fused_attention` reads, and what is computed outside of it: of a formula, of its `AttentionConfig`. Where there
+# is any other field, the reference computes, because the fast paths would leave it out.
+FUSED_FIELDS = """
+attention scaling dropout threshold length_exponent activation bias
+normalizer length_coefficient threshold_form score scale learned_scale scale_form scale_length query_key_norm
+value_norm learned_length_exponent learned_threshold threshold_per_head exclusive_output output_norm output_norm_init
+output_norm_eps output_gate
+"""
+KNOWS_FIELDS = {
+    kind: {field.name for field in fields(kind)} <= set(FUSED_FIELDS.split())
+    for kind in (AttentionFormula, AttentionConfig)
+}
+
+
 def fused_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
@@ -737,7 +751,8 @@ def fused_attention(
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
     # exported programs are to hold PyTorch's plain operators alone
-    if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
+    is_known = KNOWS_FIELDS.get(type(formula), False) and KNOWS_FIELDS.get(type(attention), False)
+    if not is_known or torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
         # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     pipeline,
 )
-from transformers.utils import logging
+from transformers.utils import has_file, logging
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/endpoint.py
@@ -140,13 +140,11 @@ class TranslationPipeline(Pipeline):
         **kwargs,
     ):
         super().__init__(model, tokenizer=tokenizer, **{"task": "translation", **kwargs})
-        self.target_tokenizer, name, config = target_tokenizer or tokenizer, tokenizer.name_or_path, model.config
-        # Marian, which does not know our tying, always names the field, and its tokenizer has both sides
-        is_shared = getattr(config, "decoder_vocab_size", None) is None or not hasattr(config, "tying")
-        if target_tokenizer is None and not is_shared:
-            revision = getattr(model, "opened_revision", None) if model.name_or_path == name else None
-            options = {"subfolder": TARGET_FOLDER, "revision": revision or "main"}
-            self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        self.target_tokenizer = target_tokenizer
+        if target_tokenizer is None:
+            is_beside = model.name_or_path == tokenizer.name_or_path
+            revision = getattr(model, "opened_revision", None) if is_beside else None
+            self.target_tokenizer = open_target_tokenizer(tokenizer, model.config, revision=revision or "main")
 
     def __call__(self, inputs: str | Iterable[str], **kwargs) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
         """Translate a text, a list of texts, or one by one a generator or a dataset of texts.
@@ -271,6 +269,32 @@ class TranslationPipeline(Pipeline):
             self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
 
 
+def open_target_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig | None = None, **options: Any
+) -> PreTrainedTokenizerBase:
+    """Open the tokenizer of the target language beside the source's; the latter itself if it has both sides.
+
+    Args:
+        tokenizer: of the source, as it was opened.
+        config: of the model; None if only the files are known.
+        options: for `from_pretrained`.
+
+    Raises:
+        OSError: a model of this library has another target vocabulary, and no tokenizer for it.
+    """
+    size = getattr(config, "decoder_vocab_size", None)
+    has_one_vocabulary = config is not None and size is None
+    if has_one_vocabulary or hasattr(tokenizer, "separate_vocabs"):  # Marian's tokenizer always has both sides
+        return tokenizer
+    name = tokenizer.name_or_path
+    # Stock configurations without our `tying` may name a size that both sides share.
+    is_needed = hasattr(config, "tying") and size != config.vocab_size
+    file = f"{TARGET_FOLDER}/tokenizer_config.json"
+    if is_needed or (name and has_file(name, file, revision=options.get("revision"))):
+        return AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **options)
+    return tokenizer
+
+
 def check_text(text: Any, name: str) -> None:
     """Raise a `ValueError` for what is no string, is empty or has half a character."""
     if not isinstance(text, str) or not text.strip():
@@ -314,24 +338,36 @@ def returning_weights(model: PreTrainedModel) -> PreTrainedModel:
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
     """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
     if not tokenizer.is_fast:  # it does not say where a token comes from
-        return split_tokens(tokenizer, tokens, pattern, " ".join(text.split()))
+        return _split_by_pieces(tokenizer, " ".join(text.split()), tokens, pattern)
     options = {"truncation": True, "max_length": len(tokens), "return_offsets_mapping": True}
     with TOKENIZING:
         offsets = tokenizer(text, **options)["offset_mapping"]
     return _words(text, [start if start < end else None for start, end in offsets], pattern)
 
 
-def split_tokens(
-    tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS, text: str | None = None
-) -> Words:
-    """Find the words of a text, by default what tokens spell, and for each of these the index of its word."""
+def _split_by_pieces(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str) -> Words:
+    """`split_text` by what the pieces of a text spell: Marian decodes tokens by the target's vocabulary alone."""
+    starts: list[int | None] = []
+    found = 0
+    with TOKENIZING:
+        pieces = tokenizer.tokenize(text)[: len(tokens)]
+        ids = tokenizer.convert_tokens_to_ids(pieces)
+        for token in tokens:
+            is_of_text = ids[found : found + 1] == [token]  # all others mark the end or a language
+            starts.append(len(tokenizer.convert_tokens_to_string(pieces[:found])) if is_of_text else None)
+            found += is_of_text
+    return _words(text, starts, pattern)
+
+
+def split_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS) -> Words:
+    """Find the words of what tokens spell, and for each token the index of its word."""
     with TOKENIZING:
         spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
     # of a character of several bytes the first ones spell U+FFFD
     starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
     special = set(tokenizer.all_special_ids)
     starts = [None if token in special else start for token, start in zip(tokens, starts, strict=True)]
-    return _words(spelled[-1] if text is None else text, starts, pattern)
+    return _words(spelled[-1], starts, pattern)
 
 
 def _words(text: str, starts: list[int | None], pattern: str) -> Words:
