@@ -13,10 +13,12 @@
 
 #include "vectors.h"
 
+// Numbers of a row are rounded to −127 up to 127, so that two products with int8 fit into 16 bits: 2 · 127 · 128.
+#define STEPS 254
 #if defined(__AVX512VNNI__)
-#define MOST_OF_A_BYTE 255
+#define CENTER 0  // its left factors have no sign
 #else
-#define MOST_OF_A_BYTE 127  // sums of two products fit into 16 bits
+#define CENTER 127
 #endif
 
 enum {
@@ -235,20 +237,18 @@ static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Inp
       }
 }
 
-// sums + the products of four bytes each, of which the left ones have no sign
+// sums + the products of four bytes each, of which the left ones are those of `input_of`
 INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
 #if defined(__AVX512VNNI__)
   return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
-#elif defined(__AVX512BW__)
-  __m512i pairs = _mm512_maddubs_epi16((__m512i)left, (__m512i)right);
-  return sums + (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #elif defined(__AVX2__) && VECTOR_BYTES == 32
-  __m256i pairs = _mm256_maddubs_epi16((__m256i)left, (__m256i)right);
-  return sums + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  // its left factors have no sign: they get the right ones' sizes, and the right ones' signs go to the left ones
+  __m256i sizes = _mm256_abs_epi8((__m256i)right), signed_left = _mm256_sign_epi8((__m256i)left, (__m256i)right);
+  return sums + (ivec)_mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed_left), _mm256_set1_epi16(1));
 #else
-  for (int byte = 0; byte < 4; ++byte)
-    sums += (ivec)((uvec)left >> (8 * byte) & 255) * ((ivec)((uvec)right << (24 - 8 * byte)) >> 24);
-  return sums;
+  svec odd = ((svec)left >> 8) * ((svec)right >> 8), even = ((svec)left << 8 >> 8) * ((svec)right << 8 >> 8);
+  ivec pairs = (ivec)(odd + even);
+  return sums + (pairs << 16 >> 16) + (pairs >> 16);
 #endif
 }
 
@@ -321,7 +321,7 @@ static void multiply(const Linear *map, Input input, int64_t rows, float *y, int
   multiply_some(map, 0, map->out, input, rows, y, y_row);
 }
 
-// Rows as what linear maps of this kind read; integers q for numbers low + step·q.
+// Rows as what linear maps of this kind read; integers q for numbers low + step·q, the lowest of which is −CENTER.
 static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
   Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened, work->is_broken};
   if (!map->packed) return input;
@@ -347,19 +347,19 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       high = x[i] > high ? x[i] : high;
     }
     if (broken != 0) *work->is_broken = 1;
-    float span = high - low, factor = span > 1e-30f ? MOST_OF_A_BYTE / span : 0;
+    float span = high - low, factor = span > 1e-30f ? STEPS / span : 0;
     for (d = 0; d + LANES <= map->in; d += LANES) {
-      ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec);
+      ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec) - CENTER;
 #if defined(__AVX512F__)
       _mm_storeu_si128((__m128i *)(bytes + d), _mm512_cvtepi32_epi8((__m512i)numbers));
 #else
       for (int lane = 0; lane < LANES; ++lane) bytes[d + lane] = (uint8_t)numbers[lane];
 #endif
     }
-    for (; d < map->in; ++d) bytes[d] = (uint8_t)((x[d] - low) * factor + 0.5f);
+    for (; d < map->in; ++d) bytes[d] = (uint8_t)((int32_t)((x[d] - low) * factor + 0.5f) - CENTER);
     for (; d < input.bytes_row; ++d) bytes[d] = 0;
-    work->steps[r] = span / MOST_OF_A_BYTE;
-    work->lows[r] = low;
+    work->steps[r] = span / STEPS;
+    work->lows[r] = low + CENTER * work->steps[r];
   }
   return input;
 }

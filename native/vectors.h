@@ -28,6 +28,7 @@ enum { LANES = VECTOR_BYTES / 4 };
 typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef int16_t svec __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))

@@ -15,6 +15,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from .graphs import quiet
 
 BLOCK_SIZE = 32  # weights that share a scale in 4 bits
+# Without VNNI a CPU adds two products of bytes in 16 bits: 2 · 255 · 64 fits there. That is `reduce_range`.
+LARGEST_WEIGHT = 64
 
 
 def convert_precision(model: ModelProto, precision: str) -> ModelProto:
@@ -22,9 +24,9 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
 
     Args:
         model: without graphs inside of it.
-        precision: `"fp16"` for weights and computation; `"int8"` for weights of products and of embeddings, with
-            activations that are rounded as they come, by a scale for each row; `"q4"` for weights of products in 4
-            bits, those of embeddings in 8; `"fp32"` for the same graph.
+        precision: `"fp16"` for weights and computation; `"int8"` for embeddings and, in 7 bits, weights of products,
+            with activations that are rounded as they come, by a scale for each row; `"q4"` for weights of products in
+            4 bits, those of embeddings in 8; `"fp32"` for the same graph.
     """
     if precision == "fp32":
         return model
@@ -33,8 +35,6 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
         converted.graph.sort()  # its casts come last
         return onnx_ir.to_proto(converted)
     model = _with_transposed_weights(model)
-    if precision == "int8":
-        _spread_rows(model)
     if precision == "q4":
         with quiet():  # this import sets up the root logger
             from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -42,10 +42,12 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
             quantizer = MatMulNBitsQuantizer(model, block_size=BLOCK_SIZE, is_symmetric=True)
             quantizer.process()
         model = quantizer.model.model
-    return _quantize_to_int8(model, ["MatMul", "Gather"] if precision == "int8" else ["Gather"])
+        return _quantize_weights(model, "Gather")
+    _spread_rows(model)
+    return _quantize_weights(_quantize_weights(model, "MatMul", reduce_range=True), "Gather")
 
 
-def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
+def _quantize_weights(model: ModelProto, operator: str, reduce_range: bool = False) -> ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
         onnx.save(model, source)
@@ -53,7 +55,8 @@ def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
             quantize_dynamic(
                 source,
                 target,
-                op_types_to_quantize=kinds,
+                op_types_to_quantize=[operator],
+                reduce_range=reduce_range,
                 weight_type=QuantType.QInt8,
                 per_channel=True,
                 extra_options={"MatMulConstBOnly": True},
@@ -89,8 +92,9 @@ def _spread_rows(model: ModelProto) -> None:
             ]
             nodes += made[x]
         sums, product, scaled, moved = (f"{output}.{name}" for name in ("sums", "product", "scaled", "moved"))
-        total = numpy_helper.to_array(weights[weight]).sum(0, dtype=np.float32)
-        graph.initializer.append(numpy_helper.from_array(total, sums))
+        rounded = _round_columns(numpy_helper.to_array(weights[weight]))
+        weights[weight].CopyFrom(numpy_helper.from_array(rounded, weight))
+        graph.initializer.append(numpy_helper.from_array(rounded.sum(0, dtype=np.float32), sums))
         nodes += [
             make_node("MatMul", [spread, weight], [product], name=node.name),
             make_node("Mul", [product, span], [scaled]),
@@ -99,6 +103,12 @@ def _spread_rows(model: ModelProto) -> None:
         ]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _round_columns(weight: np.ndarray) -> np.ndarray:
+    """Round weights [in, out] to the multiples of a column's step that int8 will hold: the sums must be theirs."""
+    steps = np.maximum(np.abs(weight).max(0) / LARGEST_WEIGHT, np.finfo(np.float32).tiny)
+    return np.round(weight / steps) * steps
 
 
 def _with_transposed_weights(model: ModelProto) -> ModelProto:

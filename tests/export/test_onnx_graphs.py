@@ -96,3 +96,18 @@ def test_int8_rounds_each_row_by_itself():
     np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)
     exact = x @ WEIGHT
     assert (np.linalg.norm(together - exact, axis=1) < 0.04 * np.linalg.norm(exact, axis=1)).all()
+
+
+def test_no_two_products_of_int8_pass_16_bits():
+    """CPUs without VNNI add the products of two bytes without a sign and two weights into 16 bits."""
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")]
+    model = build(nodes, {"x": ["rows", 64]}, {"y": ["rows", 64]}, weight=WEIGHT)
+    weights = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in convert_precision(model, "int8").graph.initializer
+    }
+    sizes = np.abs(weights["weight_quantized"].astype(int))
+    assert sizes.max() >= 63
+    assert 255 * (sizes[::2] + sizes[1::2]).max() <= 32767
+    np.testing.assert_allclose(
+        weights["y.sums"], (weights["weight_quantized"] * weights["weight_scale"]).sum(0), rtol=1e-5
+    )
