@@ -33,6 +33,7 @@ import crypten  # noqa: E402
 from crypten import communicator, mpc  # noqa: E402
 
 ATTENTION, WEIGHTS, NORM, FEED_FORWARD, HEAD = "products of attention", "weights", "norms", "feed-forward", "head"
+LARGEST_VARIANCE = 64.0
 
 
 class Counter:
@@ -52,15 +53,15 @@ class Counter:
 
 
 class Private:
-    """A model's layers on secret shares.
+    """Layers of the library on secret shares: PreNorm, LayerNorm, and ReLU or GELU between the maps.
 
     Args:
-        model: with `layers` of the library, PreNorm, LayerNorm, and ReLU or GELU between the maps.
+        variances: the largest that each LayerNorm sees, which the model's owner measures.
         by_softmax: take softmax in place of the model's own weights.
     """
 
-    def __init__(self, model: nn.Module, by_softmax: bool):
-        self.model, self.by_softmax, self.counter = model, by_softmax, Counter()
+    def __init__(self, variances: dict[nn.Module, float], by_softmax: bool):
+        self.variances, self.by_softmax, self.counter = variances, by_softmax, Counter()
 
     def linear(self, module: nn.Linear, states: Any) -> Any:
         """Multiply by secret weights."""
@@ -72,7 +73,10 @@ class Private:
         with self.counter.part(NORM):
             centred = states - states.mean(-1, keepdim=True)
             variance = (centred * centred).mean(-1, keepdim=True) + module.eps
-            output = centred * variance.inv_sqrt() * crypten.cryptensor(module.weight.detach())
+            # CrypTen's inverse root does not converge for numbers of some hundreds
+            factor = max(1.0, self.variances[module] / LARGEST_VARIANCE)
+            inverse = (variance * (1 / factor)).inv_sqrt() * factor**-0.5
+            output = centred * inverse * crypten.cryptensor(module.weight.detach())
             return output if module.bias is None else output + crypten.cryptensor(module.bias.detach())
 
     def attention(self, module: nn.Module, states: Any) -> Any:
@@ -140,13 +144,21 @@ def load(folder: str, data: str, rows: int) -> tuple[nn.Module, Tensor, list[int
     return model, kept[0], None, None
 
 
-def plain_states(model: nn.Module, states: Tensor) -> list[Tensor]:
-    """States after each layer."""
-    found = []
+def plain_states(model: nn.Module, states: Tensor) -> tuple[list[Tensor], dict[nn.Module, float]]:
+    """States after each layer, and the largest variance that each norm sees."""
+    found, variances = [], {}
+
+    def keep(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        variances[module] = inputs[0].var(-1, unbiased=False).max().item()
+
+    for module in (part for part in model.modules() if isinstance(part, nn.LayerNorm)):
+        module.register_forward_pre_hook(keep)
     for layer in model.layers:
         states = layer(states, {"attention_mask": None, "attn_implementation": "eager"})[0]
         found.append(states)
-    return found
+    if model.norm is not None:
+        model.norm(states)
+    return found, variances
 
 
 @mpc.run_multiprocess(world_size=2)
@@ -158,8 +170,8 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
     if by_softmax:
         SoftmaxInPlace(model)
     with torch.no_grad():
-        expected = plain_states(model, inputs)
-        private, states, errors = Private(model, by_softmax), crypten.cryptensor(inputs), []
+        expected, variances = plain_states(model, inputs)
+        private, states, errors = Private(variances, by_softmax), crypten.cryptensor(inputs), []
         for layer, plain in zip(model.layers, expected, strict=True):
             states = private.layer(layer, states)
             errors.append((states.get_plain_text() - plain).abs().max().item())

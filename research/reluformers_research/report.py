@@ -170,7 +170,10 @@ class TableReport:
         of_scores = [claim for claim in begun if claim.measure == SCORE]
         if of_scores:
             lines = [
-                [claim.text, *(self.text(begun[claim][measure], measure) for measure in self.measures)]
+                [
+                    claim.text,
+                    *(self.text(begun[claim][measure], measure, measure == LOSS) for measure in self.measures),
+                ]
                 for claim in of_scores
             ]
             parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
@@ -191,11 +194,13 @@ class TableReport:
         names = [*self.rows_like(claim.first), *self.rows_like(claim.second)]
         return any(self.runs[name].is_begun for name in names)
 
-    def text(self, verdict: Verdict, measure: str) -> str:
-        """A verdict with its difference and interval."""
+    def text(self, verdict: Verdict, measure: str, whole: bool = True) -> str:
+        """A verdict with its difference, and where it is to be `whole` with interval and notes."""
         found = verdict.difference
         if found is None:
-            return f"{verdict.verdict}: {verdict.reason}"
+            return f"{verdict.verdict}: {verdict.reason}" if whole else MISSING
+        if not whole:
+            return f"{verdict.outcome} {signed(found.value, self._form(measure))}"
         text = f"**{verdict.verdict}** {self.difference_text(found, measure)}"
         text += "".join(f", {note}" for note in verdict.notes)
         if verdict.found_from is not None:
@@ -245,8 +250,6 @@ class TableReport:
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
-        if any(runs.records and not self.evidence.has_rows(runs.key, runs.key, LOSS) for runs in self.runs.values()):
-            notes.append("intervals of the loss are over seeds alone: records kept no loss of each row")
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
         if apart:
             notes.append(f"set apart by the loss, with a variance of their own: {', '.join(apart)}")
