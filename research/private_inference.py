@@ -4,7 +4,7 @@ A vision Transformer is run whole; of a translation model it is the encoder, lay
 as the model has it, and by softmax in its place with the same weights. Inputs of a text are its embeddings, which
 whoever has the text looks up.
 
-    pip install -e './research[private]'
+    pip install -e './research[private]' && pip install --no-deps crypten==0.4.1
     python research/private_inference.py models/digits-relu-vit --data digits/validation.parquet --rows 200
     python research/private_inference.py models/tatoeba-en-de --data sentences.txt --rows 1
 """

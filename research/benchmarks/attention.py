@@ -6,15 +6,12 @@ round. With one thread the processor's time is taken, which neighbours on the ma
 OMP_WAIT_POLICY=PASSIVE: where others run too, spinning threads make a call many times as long.
 
 Example:
-    python research/benchmarks/attention.py --lengths 197 256 1024 4096 --rounds 9 --plot attention.png
+    python research/benchmarks/attention.py --lengths 197 256 1024 4096 --rounds 9
 """
 
 import argparse
-import functools
-import importlib.util
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,17 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
-from reluformers.files import atomic_write, write_json
+from reluformers.files import write_json
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import computation
 
 PEER = "sdpa"
-BEFORE = " before"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -54,11 +49,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both", "decode"))
     parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
-    parser.add_argument(
-        "--before",
-        type=Path,
-        help="another commit, installed by pip install --no-deps --target: ratios of fused ones are to its calls",
-    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -66,7 +56,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
     parser.add_argument("--output", type=Path, help="JSON file for all numbers")
-    parser.add_argument("--plot", type=Path, help="picture of time and memory over length")
     return parser.parse_args()
 
 
@@ -92,27 +81,6 @@ def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
     return rectified_attention(query, key, value, key_padding_mask=real, is_causal=causal, **options)
 
 
-def windowed(
-    query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, window: int = 256
-) -> Tensor:
-    """Ours, of which each query sees so many keys before it, and as many behind it if that is allowed."""
-    places = torch.arange(query.shape[2], device=query.device)[None]
-    options = {"first_keys": places - window, "is_causal": True, "causal_offset": 0 if causal else window}
-    return rectified_attention(query, key, value, key_padding_mask=real, length_exponent=1.0, **options)
-
-
-def grouped(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, *others) -> Tensor:
-    """An attention of which four heads of queries share a head of keys."""
-    return attend(query, key[:, ::4], value[:, ::4], *others)
-
-
-def sdpa_grouped(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
-    """`sdpa` of such heads, by PyTorch's own option."""
-    mask = None if real is None else dense_mask(query, key, real, causal)
-    options = {"is_causal": causal and real is None, "enable_gqa": True}
-    return functional.scaled_dot_product_attention(query, key, value, mask, **options)
-
-
 def blocks(*inputs, **options) -> Tensor:
     """Run the attention without compiled code."""
     with mock.patch.object(computation, "native", None):
@@ -129,30 +97,6 @@ def eager(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
     return weights @ value
 
 
-def flex_relu(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, *, attention) -> Tensor:
-    """relu by FlexAttention: log of the weight as score, the softmax undone by its log-sum-exp."""
-
-    def score(z, batch, head, i, j):
-        visible = torch.ones_like(i, dtype=torch.bool)
-        if causal:
-            visible = visible & (j <= i)
-        if real is not None:
-            visible = visible & real[batch, j]
-        return torch.where(visible & (z > 0), z.clamp_min(1e-30).log(), -torch.inf)
-
-    output, log_sums = attention(query, key, value, score_mod=score, return_lse=True)
-    return output * log_sums.exp().unsqueeze(-1).to(output.dtype) / key.shape[2]
-
-
-def adasplash_entmax15(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
-    """1.5-entmax by AdaSplash, which takes dense tensors and the length of each row."""
-    from adasplash import adasplash
-
-    lengths = None if real is None else real.sum(-1, dtype=torch.int32)
-    states = (part.contiguous() for part in (query, key, value))
-    return adasplash(*states, alpha=1.5, is_causal=causal, varlen=lengths)
-
-
 def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
     """Name → function of those that exist on this machine."""
     found: dict[str, Callable[..., Tensor]] = {
@@ -163,12 +107,8 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused relu, 12 % non-zero": partial(fused, threshold=1.175),  # of scores that are normally distributed
         "blocks relu": blocks,
         "fused relu, sum": partial(fused, normalizer="sum"),
-        "fused relu, window": windowed,
-        "fused relu, grouped": partial(grouped, fused),
-        "sdpa grouped": partial(grouped, sdpa_grouped),
         "fused sparsemax": partial(fused, activation="sparsemax", length_exponent=0.0),
         "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
-        "blocks entmax15": partial(blocks, activation="entmax15", length_exponent=0.0),
         "fused relu2": partial(fused, activation="relu2"),
         **{f"fused {name}": partial(fused, activation=name) for name in ("sigmoid", "softplus", "gelu")},
         **{f"blocks {name}": partial(blocks, activation=name) for name in ("sigmoid", "softplus", "gelu")},
@@ -179,30 +119,9 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
     if DEVICE == "cuda":
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             found[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
-        found["flex relu"] = partial(flex_relu, attention=torch.compile(flex_attention, dynamic=False))
-        if importlib.util.find_spec("adasplash"):
-            found["adasplash"] = adasplash_entmax15
     if options.candidates:
         found = {name: found[name] for name in dict.fromkeys([PEER, *options.candidates])}
-    if options.before:
-        of_other = partial(with_attention, attention_of(options.before))
-        found |= {f"{name}{BEFORE}": partial(of_other, run) for name, run in found.items() if name.startswith("fused")}
     return found
-
-
-@functools.cache
-def attention_of(folder: Path) -> Callable:
-    """`rectified_attention` of another commit, beside the one of this process."""
-    with mock.patch.object(sys, "path", [str(folder), *sys.path]), mock.patch.dict(sys.modules):
-        for name in [name for name in sys.modules if name.startswith(("reluformers_kernels", "reluformers_native"))]:
-            del sys.modules[name]
-        return importlib.import_module("reluformers_kernels").rectified_attention
-
-
-def with_attention(attention: Callable, run: Callable[..., Tensor], *inputs) -> Tensor:
-    """Run a candidate with another `rectified_attention`."""
-    with mock.patch.dict(globals(), rectified_attention=attention):
-        return run(*inputs)
 
 
 def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
@@ -297,7 +216,6 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     # the least that gives real queries their output with softmax: causality hides padding behind the others
     visible = real if "left" in mask or not causal else None
     runs = {}
-    torch.compiler.reset()  # after eight shapes it would stop compiling
     for name, function in candidates(options).items():
         if length > EAGER_LIMIT and name.startswith(("eager", "sparsemax", "entmax15")):
             continue
@@ -316,8 +234,7 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     times = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
     times, results = in_turn(times, options.rounds), {}
     for name, values in times.items():
-        peers = times.get(name + BEFORE, times[PEER])
-        ratios = sorted(value / peer for value, peer in zip(values, peers, strict=True))
+        ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
         results[name] = {
             "milliseconds": statistics.median(values) * 1000,
             "ratio": statistics.median(ratios),
@@ -341,29 +258,6 @@ def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
         )
 
 
-def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -> None:
-    """Ratio of time, and memory, over the length; one panel for each mask and pass."""
-    from matplotlib.figure import Figure
-
-    from reluformers.evaluation.plotting import line_style
-
-    panels = list(dict.fromkeys((entry["pass"], entry["mask"]) for entry in everything))
-    kinds = ["ratio", "megabytes"] if options.memory else ["ratio"]
-    figure = Figure(figsize=(4.2 * len(panels), 3.4 * len(kinds)), layout="constrained")
-    for place, axes in enumerate(figure.subplots(len(kinds), len(panels), squeeze=False).flat):
-        kind, panel = kinds[place // len(panels)], panels[place % len(panels)]
-        entries = [entry for entry in everything if (entry["pass"], entry["mask"]) == panel]
-        for number, name in enumerate(dict.fromkeys(name for entry in entries for name in entry["results"])):
-            points = [(e["length"], e["results"][name][kind]) for e in entries if name in e["results"]]
-            axes.plot(*zip(*points, strict=True), **line_style(number), linewidth=1.5, markersize=5, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="length", title=f"{panel[0]}, {panel[1]}")
-        axes.set_ylabel("time / time of sdpa" if kind == "ratio" else "peak MB of a call")
-        axes.grid(color="0.9")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels), frameon=False)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], dpi=130)
-
-
 def main() -> None:
     options = parse_arguments()
     if options.graph and (DEVICE != "cuda" or options.memory):
@@ -384,8 +278,6 @@ def main() -> None:
                 everything.append({"pass": job, "mask": mask, "length": length, "results": results})
     if options.output:
         write_json(options.output, everything)
-    if options.plot:
-        draw_plot(options.plot, everything, options)
 
 
 if __name__ == "__main__":
