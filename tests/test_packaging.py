@@ -79,14 +79,17 @@ def test_constraints_pin_every_requirement_within_its_range(setup_arguments):
 
 
 def test_what_publishing_runs_is_pinned():
-    """Actions by commit, images by digest; the job that builds the sources knows no index but PyPI."""
+    """Actions by commit, images by digest; the job that builds what is uploaded knows no index but PyPI."""
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         for used in re.findall(r"uses: (\S+)", path.read_text(encoding="utf-8")):
             assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used), path
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
+            for step in job["steps"]:  # code of a job could read the token that a checkout leaves in .git
+                assert "checkout@" not in step.get("uses", "") or step["with"]["persist-credentials"] is False, path
     for image in re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE):
         assert re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", image)
     publishing = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text(encoding="utf-8"))
     build = publishing["jobs"]["build"]
     assert "INDEX" not in str(build) + str(publishing.get("env"))
-    (installed,) = [step["run"] for step in build["steps"] if "run" in step]
-    assert re.fullmatch(r"pip install build==[\d.]+ && python -m build --sdist", installed)
+    for installed in (step["run"] for step in build["steps"] if "run" in step):
+        assert re.fullmatch(r"pip install (build|cibuildwheel)==[\d.]+ && python -m \1 --[\w -]+", installed)

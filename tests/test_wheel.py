@@ -1,13 +1,18 @@
 """The wheel as somebody installs it who has torch and transformers and no copy of the repository."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+
+import reluformers_native as native
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,13 +40,20 @@ assert "translates" in write_card("translator", "someone/translator").read_text(
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """An environment with the wheel, and with the libraries of this one but not its reluformers."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    # a build writes into its source folder, and takes what an earlier one has left there
-    source.mkdir()
+# platform of the tag, Zig's name of it, and how its libraries begin
+TARGETS = [
+    ("linux-x86_64", "x86_64-linux-gnu.2.28", b"\x7fELF"),
+    ("linux-aarch64", "aarch64-linux-gnu.2.28", b"\x7fELF"),
+    ("macosx-11.0-arm64", "aarch64-macos.11.0", b"\xcf\xfa\xed\xfe"),
+    ("macosx-11.0-x86_64", "x86_64-macos.11.0", b"\xcf\xfa\xed\xfe"),
+    ("win-amd64", "x86_64-windows-gnu", b"MZ"),
+]
+
+
+@pytest.fixture
+def source(tmp_path_factory) -> Path:
+    """A copy of what a wheel is made of: a build writes into its folder, and takes what an earlier one left there."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in (
@@ -53,14 +65,27 @@ def installed(tmp_path_factory) -> Path:
         "reluformers_cli",
         "reluformers_kernels",
     ):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.dll"))
+    return source
+
+
+def build(kind: str, source: Path, folder: Path, **environment: str) -> Path:
+    """Build a "wheel" or "sdist" into a folder."""
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=source, env={**os.environ, **environment})
+    (built,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture
+def installed(source, tmp_path_factory) -> Path:
+    """An environment with the wheel, and with the libraries of this one but not its reluformers."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.unpack_archive(build("sdist", source, folder), folder)
+    wheel = build("wheel", folder / "reluformers-0.1.0", folder)
+    assert wheel.name.startswith("reluformers-0.1.0-py3-none-")
+    assert wheel.stat().st_size < 3e6
     pip = [sys.executable, "-m", "pip"]
-    subprocess.run(
-        [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source],
-        check=True,
-        cwd=folder,
-    )
-    (wheel,) = folder.glob("*.whl")
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -79,6 +104,35 @@ def test_the_wheel_is_whole(installed, tmp_path):
     command = subprocess.run([environment / "bin" / "reluformers", "--version"], **run)
     assert command.stdout.startswith("reluformers 0."), command.stderr
     if shutil.which("cc"):
-        assert list((installed / "reluformers_native").glob("_generic*"))
+        without_compiler = {**run, "env": {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}}
+        shown = subprocess.run([environment / "bin" / "reluformers", "env"], **without_compiler)
+        assert re.search(r"native +compiled: \w+ \(wheel\)", shown.stdout), shown
     # what stays at home
     assert not list(installed.glob("tests")) + list(installed.glob("modeling")) + list(installed.glob("scripts"))
+
+
+@pytest.fixture(scope="module")
+def zig(tmp_path_factory) -> Path:
+    """A folder with the compiler that knows every target."""
+    folder = tmp_path_factory.mktemp("zig")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, "ziglang"]
+    if subprocess.run(command, check=False).returncode:
+        pytest.skip("ziglang cannot be installed here")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platform", "target", "start"), TARGETS, ids=[name for name, *_ in TARGETS])
+def test_a_wheel_is_built_for_every_target(platform, target, start, source, zig, tmp_path):
+    compiler = {"CC": f"'{sys.executable}' -m ziglang cc -target {target}", "PYTHONPATH": str(zig)}
+    wheel = build("wheel", source, tmp_path, _PYTHON_HOST_PLATFORM=platform, **compiler)
+    assert wheel.name.endswith(f"-py3-none-{re.sub(r'[-.]', '_', platform)}.whl")
+    assert wheel.stat().st_size < 3e6
+    suffix = ".dll" if platform.startswith("win") else ".abi3.so"
+    sets = {"generic"} if platform.endswith(("aarch64", "arm64")) else set(native.INSTRUCTION_SETS)
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = {name: archive.read(name) for name in archive.namelist() if name.endswith((".so", ".dll"))}
+    assert libraries.keys() == {f"reluformers_native/_{name}{suffix}" for name in sets}
+    for content in libraries.values():
+        assert content.startswith(start)
+        assert b"norm_backward" in content
