@@ -270,6 +270,21 @@ def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
 
 
 @needs_code
+@pytest.mark.parametrize("name", BUILT)
+def test_int8_products_fit_where_they_are_summed(name, monkeypatch):
+    """Two products of a row's largest numbers and the largest weights are more than 16 bits hold, if rows have 8."""
+    monkeypatch.setattr(native, "instruction_set", lambda: name)
+    model, batch = trained_like("reluformer", d_model=64, encoder_ffn_dim=96), draw_sources(16)
+    for layer in model.modules():
+        if type(layer) is torch.nn.Linear:
+            layer.weight.data = layer.weight.data.sign() * 0.1  # integers of −128 and 127 alone
+    with torch.no_grad():
+        exact, is_real = model.get_encoder()(**batch)[0], batch["attention_mask"].bool()
+        states = decoder.Translator.of(quantize_int8(model)).encode(batch["input_ids"], is_real)
+    assert (states - exact)[is_real].norm() < 0.02 * exact[is_real].norm()
+
+
+@needs_code
 @pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm"])
 def test_int8_is_near_float32(preset):
     """At least as near as PyTorch's int8, which has 7 bits for the rows."""
