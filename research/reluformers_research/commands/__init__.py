@@ -4,6 +4,4 @@
 COMMANDS = {
     "analyse": "measure the attention of saved models, and draw it",
     "table": "run the rows of a paper's table and judge its claims",
-    "align": "align the words of parallel text",
-    "filter": "score parallel text, and rank it or keep the best pairs",
 }
