@@ -68,7 +68,7 @@ class _States(ctypes.Structure):
     @classmethod
     def of(cls, states: Tensor, dtype: torch.dtype, groups: int = 1) -> "_States":
         """Pointer and strides; of queries, whose `groups` heads share a head of keys, as rows of each position."""
-        if states.dtype != dtype or not states.is_cpu or states.stride(-1) != 1:
+        if states.dtype != dtype or not states.is_cpu or (states.shape[-1] > 1 and states.stride(-1) != 1):
             raise ValueError(f"states are {_describe(states)}, but must be rows of {dtype} on the CPU")
         batch, head, row = (stride * states.element_size() for stride in states.stride()[:3])
         return cls(states.data_ptr(), batch, head * groups, row, groups, head)
