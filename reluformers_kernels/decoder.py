@@ -327,7 +327,7 @@ class Translator:
         """
         is_encoded = source.is_floating_point()
         parts = {"decoder"} if is_encoded else {"encoder", "decoder"}
-        # In int8 PyTorch rounds rows to 7 bits and the compiled code to 8, so that small models differ by rounding alone.
+        # In int8 PyTorch rounds rows to 7 bits and the compiled code to 8: small models differ by rounding alone.
         if parts <= self.proven or self.is_packed:
             return
         model = self.seen[0].module
