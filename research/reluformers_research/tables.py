@@ -32,7 +32,7 @@ class Claim:
     """What a paper says of two rows.
 
     Args:
-        first, second: names of rows.
+        first, second: names of rows; a pattern, "*/relu", is the one of its rows that has the lowest validation loss.
         relation: `">"`, first is better (of a measure: greater); `">="`, first is worse by less than the table's
             margin; `"~"`, they differ by less than the margin.
         measure: `SCORE`, the validation loss and beside it the task's metrics, or one of `MEASURES`.
@@ -144,7 +144,8 @@ class Table:
         claims = [Claim.parse(text) for text in values.pop("claims", [])]
         claims += [Claim.parse(text, is_ours=True) for text in values.pop("questions", [])]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
-            check_name(row, rows, "row")
+            if not fnmatch.filter(rows, row):
+                check_name(row, rows, "row")
         try:
             settings = {name: Setting(**one) for name, one in values.pop("settings", {}).items()}
             place = "/".join(path.with_suffix("").parts[-2:])
