@@ -151,8 +151,7 @@ class InterfaceAttention(AttentionVariant):
             if attention_mask is None:
                 raise ValueError("continuous batching of this transformers gives this attention no mask")
             attention_mask, keywords = attention_mask == 0, {}
-        mask, bias = _read_mask(module, query, key, attention_mask, is_causal, keywords.get("indices"))
-        mask = _keep_texts_apart(mask, keywords)
+        mask, bias = read_call(module, query, key, attention_mask, is_causal, **keywords)
         if position_bias is not None:
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
@@ -407,6 +406,19 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
         return _within(mask, of_keys[texts][None], of_keys[texts + 1][None] - 1)
 
     return mask.once("texts", by_lengths)
+
+
+def read_call(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: AttentionMask | Tensor | None,
+    is_causal: bool | None = None,
+    **keywords: Any,
+) -> tuple[AttentionMask, Tensor | None]:
+    """Read the mask of a call as `InterfaceAttention` does, and what an additive one adds to visible scores."""
+    mask, bias = _read_mask(module, query, key, attention_mask, is_causal, keywords.get("indices"))
+    return _keep_texts_apart(mask, keywords), bias
 
 
 def _read_mask(

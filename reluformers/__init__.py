@@ -12,6 +12,7 @@ from .families import VISION_SIZES, seq2seq_config, vision_config
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
 from .saved_code.registry import register
+from .training.attention_statistics import AttentionStatistics
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ __all__ = [
     "ATTENTION_PRESETS",
     "VISION_SIZES",
     "AttentionConfig",
+    "AttentionStatistics",
     "MultiHeadAttention",
     "TranslationPipeline",
     "exchange_attention",

@@ -15,7 +15,7 @@ SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attent
 
 
 @dataclass
-class AttentionStatistics:
+class AttentionSummary:
     """How sparse, empty and spread out attention rows are.
 
     Args:
@@ -46,9 +46,9 @@ class AttentionStatistics:
 class SiteStatistics:
     """Statistics of one attention site: of each layer, of all of them, and of each head of each layer if known."""
 
-    layers: list[AttentionStatistics]
-    overall: AttentionStatistics
-    heads: list[list[AttentionStatistics]] = field(default_factory=list)
+    layers: list[AttentionSummary]
+    overall: AttentionSummary
+    heads: list[list[AttentionSummary]] = field(default_factory=list)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class AttentionReport:
     """
 
     sites: dict[str, SiteStatistics]
-    overall: AttentionStatistics
+    overall: AttentionSummary
 
     def to_dict(self) -> dict[str, Any]:
         """The report as it is written: sites, and beside them `overall`."""
@@ -72,14 +72,14 @@ class AttentionReport:
         """Read what `to_dict` gives; a key that is missing or not known is a KeyError or TypeError."""
         sites = {
             site: SiteStatistics(
-                [AttentionStatistics(**layer) for layer in part["layers"]],
-                AttentionStatistics(**part["overall"]),
-                [[AttentionStatistics(**head) for head in layer] for layer in part.get("heads", [])],
+                [AttentionSummary(**layer) for layer in part["layers"]],
+                AttentionSummary(**part["overall"]),
+                [[AttentionSummary(**head) for head in layer] for layer in part.get("heads", [])],
             )
             for site, part in values.items()
             if site != "overall"
         }
-        return cls(sites, AttentionStatistics(**values["overall"]))
+        return cls(sites, AttentionSummary(**values["overall"]))
 
 
 def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> AttentionReport:
@@ -114,9 +114,9 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
     for site, layers in sums.items():
         by_layer = [layer.sum(0) for layer in layers]
         overall += sum(by_layer)
-        heads = [[_statistics(head) for head in layer] for layer in layers]
-        sites[site] = SiteStatistics([_statistics(layer) for layer in by_layer], _statistics(sum(by_layer)), heads)
-    return AttentionReport(sites, _statistics(overall))
+        heads = [[summarize(head) for head in layer] for layer in layers]
+        sites[site] = SiteStatistics([summarize(layer) for layer in by_layer], summarize(sum(by_layer)), heads)
+    return AttentionReport(sites, summarize(overall))
 
 
 def count_rows(rows: Rows) -> Tensor:
@@ -157,10 +157,10 @@ def format_attention_report(report: AttentionReport) -> str:
     return "\n".join(lines)
 
 
-def _statistics(sums: Tensor) -> AttentionStatistics:
+def summarize(sums: Tensor) -> AttentionSummary:
     """Turn summed counts into the reported shares and means."""
     pairs, zeros, rows, null, spread, entropy, row_sum = sums.tolist()
-    return AttentionStatistics(
+    return AttentionSummary(
         zeros=zeros / max(pairs, 1),
         null_rate=null / max(rows, 1),
         entropy=entropy / spread if spread else None,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reluformers.evaluation.attention_report import AttentionReport, AttentionStatistics
+from reluformers.evaluation.attention_report import AttentionReport, AttentionSummary
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers_research.causal.scoring import UNITS
@@ -71,7 +71,7 @@ def save_run(table, folder: Path, name: str, seed: int, share: float, *, loss=No
     recipe = table.recipe("small", table.rows[name], seed)
     hits = np.random.default_rng(seed + 100 * len(name)).random(ROWS) < share
     rows = np.stack([hits, np.ones(ROWS)], 1).astype(np.int64)
-    whole = AttentionStatistics(zeros, 0.0, 1.0, 1.0, 10)
+    whole = AttentionSummary(zeros, 0.0, 1.0, 1.0, 10)
     evaluation = Evaluation(
         task=recipe.task,
         data=ScoredData(split="test", source="c.parquet", rows=ROWS, unit="images", checksum="1"),
