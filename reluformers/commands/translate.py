@@ -24,6 +24,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from reluformers.conversion.sources import SOURCES
 from reluformers.files import check_output_files, stamp
 from reluformers.onnx import SUFFIXES
 from reluformers.saved_models import DTYPES, model_files
@@ -66,6 +67,8 @@ def run(options: argparse.Namespace) -> None:
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
     note = note_on_search(model, **search) if options.runtime == "torch" else ""
+    if options.runtime == "torch" and model.config.model_type in SOURCES:
+        note = "transformers' search translates; compiled code does for what `reluformers convert` makes of this model"
     if note:
         sys.stderr.write(f"{options.model}: {note}\n")
     is_typed = source == "-" and sys.stdin.isatty()

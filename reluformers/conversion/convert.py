@@ -75,7 +75,7 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         given: fields of our configuration that hold whatever the source says.
 
     Raises:
-        KeyError: it has something that ours cannot compute.
+        ValueError: it has something that ours cannot compute.
     """
     place = str(name_or_path)
     content = PreTrainedConfig.get_config_dict(place)[0]

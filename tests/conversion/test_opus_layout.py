@@ -126,6 +126,14 @@ def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
     assert {"source.spm", "target.spm", "vocab.json"} <= {path.name for path in (tmp_path / "back").iterdir()}
 
 
+def test_a_model_that_is_not_converted_is_said_to_be_slower(opus, tmp_path, capsys):
+    run_command("translate", "--model", opus, ENGLISH[0], "--num_beams", 1)
+    assert "reluformers convert" in capsys.readouterr().err
+    run_command("convert", opus, tmp_path / "ours")
+    run_command("translate", "--model", tmp_path / "ours", ENGLISH[0], "--num_beams", 1)
+    assert "transformers' search" not in capsys.readouterr().err
+
+
 def test_the_attention_is_exchanged_at_some_sites(opus, tmp_path, capsys):
     run_command("convert", opus, tmp_path / "ours", "--preset", "rela-g", "--sites", "cross", "attention_dropout=0.3")
     config = json.loads((tmp_path / "ours/config.json").read_text())
