@@ -67,15 +67,15 @@ class AttentionStatistics(TrainerCallback):
 
 def find_attentions(model: nn.Module) -> list[InterfaceAttention]:
     """Find the attentions of this library that a model of transformers calls, by name or exchanged."""
-    found: dict[nn.Module, None] = {}
-    known = AttentionInterface()
+    attentions: dict[nn.Module, None] = {}
+    registered = AttentionInterface()
     for part in model.modules():
         attention = part
         if isinstance(part, PreTrainedModel):
-            attention = known.get(part.config._attn_implementation)
+            attention = registered.get(part.config._attn_implementation)
         if isinstance(attention, InterfaceAttention) and not isinstance(attention, ExchangeableAttention):
-            found[attention] = None
-    return list(found)
+            attentions[attention] = None
+    return list(attentions)
 
 
 def measure_attention(model: nn.Module, batch: dict[str, Any], *, by_layer: bool = False) -> dict[str, float]:
@@ -111,9 +111,11 @@ def measure_attention(model: nn.Module, batch: dict[str, Any], *, by_layer: bool
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    found = {"": sum(layers)} | ({f"/{number}": layer for number, layer in enumerate(layers)} if by_layer else {})
+    sums_by_suffix = {"": sum(layers)}
+    if by_layer:
+        sums_by_suffix |= {f"/{number}": layer for number, layer in enumerate(layers)}
     return {
-        f"attention_{name}{place}": getattr(summarize(sums), name)
-        for place, sums in found.items()
+        f"attention_{name}{suffix}": getattr(summarize(sums), name)
+        for suffix, sums in sums_by_suffix.items()
         for name in ("zeros", "null_rate", "row_sum")
     }
