@@ -31,7 +31,9 @@ help:  ## list the targets
 
 # A stamp is written last, so an interrupted installation goes on at the next call. torch goes first and alone: the
 # constraints then hold whichever build of it pip chose here (a CPU wheel, where there is one). Meanwhile the C files are
-# compiled; the installation takes the result. Python makes bytecode when it first imports a module.
+# compiled for this CPU; the installation takes the result, and that of the tests compiles them for all others. Python
+# makes bytecode when it first imports a module.
+$(LIBRARY): export RELUFORMERS_BUILD = native
 $(LIBRARY): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "error: $(PYTHON) is not Python 3.10 or newer; name one: make PYTHON=python3.11 …" >&2; exit 2; }

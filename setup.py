@@ -115,12 +115,21 @@ def compiler() -> list[str]:
     return [word for variable in variables for word in shlex.split(variable)]
 
 
+def runs_here(flags: list[str]) -> bool:
+    """Whether this CPU has the instructions of `flags`, as the compiler sees it."""
+    command = [*compiler(), "-march=native", "-dM", "-E", "-x", "c", os.devnull]
+    macros = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return all(f"__{flag[2:].upper().replace('-', '_')}__" in macros for flag in flags)
+
+
 class BuildLibraries(build_ext):
     """Builds libraries that know nothing of Python, side by side: torch's threads call them."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or True
+        if os.environ.get("RELUFORMERS_BUILD") == "native":  # `make translate` would wait for what it cannot run
+            self.extensions = [ext for ext in self.extensions if runs_here(ext.extra_compile_args)]
 
     def get_ext_filename(self, fullname: str) -> str:
         suffix = ".dll" if PLATFORM.startswith("win") else ".abi3.so"
