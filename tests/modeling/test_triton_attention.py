@@ -19,13 +19,21 @@ needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs
 
 
 @needs_triton
-def test_kernels_in_the_interpreter(tmp_path):
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        "dropout_is_the_same or float16_weights or relu2 or sparsemax or rms_norm-torch.float32",
+        pytest.param("", marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_kernels_in_the_interpreter(keyword, tmp_path):
     """Nothing but the files of checks, whose tests name what fails."""
     names = ["triton_checks.py", "test_every_computation.py", "test_attention_matrix.py::test_call"]
     names += [f"test_normalization.py::test_{name}" for name in ("values_and_gradients", "lengths_of_extreme_rows")]
     checks = [Path(__file__).with_name(name) for name in names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short"]
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short", "-k", keyword]
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *checks, *options],
         capture_output=True,

@@ -46,12 +46,14 @@ def numbers(script: str) -> list[int]:
     return [int(word) for word in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
 
 
+@pytest.mark.slow
 @glibc_only
 def test_scattered_memory_is_given_back_now_and_then():
     before, after = numbers(PAGES)
     assert (before - after) * os.sysconf("SC_PAGESIZE") > 2**25
 
 
+@pytest.mark.slow
 @glibc_only
 def test_freed_memory_is_kept_for_what_is_allocated_next():
     (kept,), (given_back,) = (numbers(FAULTS.format(keeps=keeps)) for keeps in (True, False))
