@@ -152,10 +152,7 @@ class Recipe:
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
         """Arguments of the trainer, for an output folder."""
-        args = self.arguments_class(output_dir=str(output_dir), **self.training)
-        if self.transfer.is_gradual:  # an attention whose turn has not come has no gradient
-            args.ddp_find_unused_parameters = True
-        return args
+        return self.arguments_class(output_dir=str(output_dir), **self.training)
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as it is written in YAML, without access tokens."""
@@ -219,12 +216,8 @@ class Recipe:
             options = TransferOptions(**check_fields("model", given, TransferOptions))
         missing, idle = "start", {*_START} - {"start"} & values.keys()
         if options.start is not None:
-            exchanges = {
-                "sites": options.sites,
-                "schedule": options.is_gradual,
-                "attention_distillation": options.attention_distillation,
-            }
-            missing, idle = "preset", {name for name, is_set in exchanges.items() if is_set}
+            missing = "preset"
+            idle = {name for name in ("sites", "attention_distillation") if getattr(options, name)}
         if idle and values.get(missing) is None:
             raise ValueError(f"model.{min(idle)} is given, but no model.{missing}")
         decided = {"architectures", "is_encoder_decoder", *cls.decided_fields}

@@ -1,10 +1,9 @@
-"""From a model's softmax attention to another: distillation from the original, and a schedule of the exchange."""
+"""From a model's softmax attention to another: distillation from the original."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .trainer import TaskTrainer
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class TransferOptions:
@@ -33,8 +30,6 @@ class TransferOptions:
         calibration_rows: of the training set, that the new attention is fitted on.
         distillation: w of `Transfer`, in [0, 1].
         attention_distillation: its a, 0 or more.
-        schedule: how the attention is exchanged; see `exchange_shares`.
-        schedule_updates: over how many updates; 0 with `at_once`.
     """
 
     start: str | None = None
@@ -42,38 +37,15 @@ class TransferOptions:
     calibration_rows: int = 128
     distillation: float = 0.0
     attention_distillation: float = 0.0
-    schedule: Literal["at_once", "layer_by_layer", "mixed"] = "at_once"
-    schedule_updates: int = 0
 
     def __post_init__(self):
         check_number("model", "distillation", self.distillation, "[0, 1]")
         check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
-        bounds = "[1, inf)" if self.is_gradual else "[0, 0]"
-        check_number("model", "schedule_updates", self.schedule_updates, bounds, integer=True)
-
-    @property
-    def is_gradual(self) -> bool:
-        """Whether the original's attention takes part in the first updates."""
-        return self.schedule != "at_once"
 
     @property
     def is_distilled(self) -> bool:
         """Whether the original is asked about every batch."""
         return self.distillation > 0 or self.attention_distillation > 0
-
-
-def exchange_shares(schedule: str, updates: int, step: int, layers: int) -> list[float]:
-    """λ of each layer after `step` updates: what its exchanged attention gives is λ·new + (1 − λ)·old.
-
-    - `at_once`: 1.
-    - `layer_by_layer`: 1 from step l·updates/layers on for layer l = 0, 1, …, and 0 before.
-    - `mixed`: step/updates, at most 1, for all.
-    """
-    if schedule == "mixed":
-        return [min(step / updates, 1.0)] * layers
-    if schedule == "layer_by_layer":
-        return [float(step * layers >= layer * updates) for layer in range(layers)]
-    return [1.0] * layers
 
 
 def divergences(logits: Tensor, reference: Tensor) -> Tensor:
@@ -94,7 +66,7 @@ def relative_difference(call: Call, reference: Call) -> Tensor:
 
 
 class Transfer(TrainerCallback):
-    r"""Draws a model in training to the one that it started from, and exchanges its attention step by step.
+    r"""Draws a model in training to the one that it started from.
 
     The loss of a batch with T of the N tokens that the update's loss is divided by (of images, T = N) becomes
 
@@ -106,8 +78,7 @@ class Transfer(TrainerCallback):
     arXiv 2410.10254; there the modules get the original's inputs, here the model's). The training log has KL per token
     as `distillation_loss` and A as `attention_loss`.
 
-    Both hang on the model as hooks and replaced `forward`s from the first update to the last, and act in training
-    mode alone: evaluations and checkpoints are of the new model by itself.
+    The original is asked by hooks on the model, from the first update to the last and in training mode alone.
 
     Args:
         options: what to do.
@@ -123,56 +94,23 @@ class Transfer(TrainerCallback):
         self.options, self.model, self.accelerator = options, model, accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
-        if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
+        if not self.pairs and options.attention_distillation > 0:
             raise ValueError("model.preset is the attention of model.start: nothing is exchanged")
-        # without distillation, all but the attention may go
-        self.original = original if options.is_distilled else None
+        self.original = original
         self.recorded = self.pairs if options.attention_distillation > 0 else {}
         # of the last batch; outputs keep their fields, of which DDP builds them anew
         self.statistics: dict[str, Tensor] = {}
-        self.shares: dict[str, float] = {}
         self._attached = ExitStack()
         self._recording = ExitStack()
         self._calls: Mapping[str, list[Call]] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.on_train_end(args, state, control)  # of a start that `auto_find_batch_size` gave up
-        if self.original is not None:
-            self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
-            self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
-        if self.options.is_gradual:
-            for name, (module, old) in self.pairs.items():
-                module.forward = self._blend(name, module, old)
-                self._attached.callback(delattr, module, "forward")
-        if self.options.schedule_updates > state.max_steps:
-            logger.warning("training ends before model.schedule_updates, %d", self.options.schedule_updates)
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        """Set λ of each module; the attention modules of one layer are exchanged together."""
-        layers = {name: name.rpartition(".")[0] for name in self.pairs}
-        order = list(dict.fromkeys(layers.values()))  # as they are computed, the encoder's first
-        options = self.options
-        shares = exchange_shares(options.schedule, options.schedule_updates, state.global_step, len(order))
-        self.shares = {name: shares[order.index(layer)] for name, layer in layers.items()}
+        self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
+        self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
 
     def on_train_end(self, args, state, control, **kwargs):
         self._attached.close()
-
-    def _blend(self, name: str, module: nn.Module, old: nn.Module) -> Callable[..., tuple]:
-        new = module.forward
-
-        def forward(*given: Any, **options: Any) -> tuple:
-            share = self.shares[name] if module.training else 1.0
-            if share == 1:
-                return new(*given, **options)
-            # regulariser and null rate are of the new attention alone
-            kept = old(*given, **{**options, "statistics": "none"})
-            if share == 0:
-                return kept
-            output, weights, rows = new(*given, **options)
-            return torch.lerp(kept[0].to(output.dtype), output, share), weights, rows
-
-        return forward
 
     def _before(self, model: nn.Module, given: tuple) -> None:
         self._recording.close()  # of a call that failed
@@ -203,10 +141,8 @@ class Transfer(TrainerCallback):
             loss = loss + self.options.distillation * (divergence / items - (loss - regulariser))
             self.statistics["distillation_loss"] = divergence.detach() / count.clamp_min(1)
         if self.recorded:
-            # a module whose λ is 0 was not called
-            heard = {name: calls[0] for name, calls in self._calls.items() if calls}
-            parts = [relative_difference(call, references[name][0]) for name, call in heard.items()]
-            difference = torch.stack(parts).mean() if parts else loss.new_zeros(())
+            parts = [relative_difference(calls[0], references[name][0]) for name, calls in self._calls.items()]
+            difference = torch.stack(parts).mean()
             loss = loss + self.options.attention_distillation * difference * (count / items)
             self.statistics["attention_loss"] = difference.detach()
         self._calls = {}
@@ -217,18 +153,18 @@ class Transfer(TrainerCallback):
 def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str, Any] | None = None) -> None:
     """Let the model that a run starts from take part in training as its recipe says.
 
-    Modules that are changed while they are trained go neither compiled nor in pieces, and only distributions over the
-    same classes can be compared. `new_labels` are those of the data, if the model has got a fresh head for them.
+    A compiled or sharded model has no modules whose inputs could be recorded, and only distributions over the same
+    classes can be compared. `new_labels` are those of the data, if the model has got a fresh head for them.
     """
     options, args = recipe.transfer, trainer.args
-    if not (options.is_gradual or options.is_distilled):
+    if not options.is_distilled:
         return
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # its first pass has no gradient
     in_pieces = trainer.accelerator.is_fsdp2 or args.deepspeed or args.n_gpu > 1
     if args.torch_compile or reentrant or in_pieces:
         raise ValueError(
             "torch_compile, FSDP, deepspeed, reentrant checkpoints and several GPUs in one process do not go with "
-            "model.distillation, model.attention_distillation and model.schedule"
+            "model.distillation and model.attention_distillation"
         )
     problem = getattr(trainer.model.config, "problem_type", None)
     if options.distillation > 0 and (new_labels or problem not in (None, "single_label_classification")):

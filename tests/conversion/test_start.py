@@ -68,7 +68,7 @@ def translation_recipe(start, files, training=SHORT, **model) -> TranslationReci
 def test_a_translation_model_starts_from_marian(marian, tmp_path):
     folder, files = marian
     lines = []
-    taught = {"distillation": 0.5, "attention_distillation": 1.0, "schedule": "mixed", "schedule_updates": 2}
+    taught = {"distillation": 0.5, "attention_distillation": 1.0}
     recipe = translation_recipe(folder, files, preset="reluformer", sites=["encoder", "cross"], dropout=0.2, **taught)
     results = train_translation(recipe, tmp_path, report=lines.append)
     assert any(

@@ -1,4 +1,4 @@
-"""Distillation from the original and schedules of the exchange, by hand and through whole runs, of both tasks."""
+"""Distillation from the original, by hand and through whole runs, of both tasks."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from reluformers.images import run as image_run
 from reluformers.images.recipe import ImageRecipe
 from reluformers.images.run import train_image_classification
 from reluformers.modeling.attention import MultiHeadAttention
-from reluformers.training.transfer import exchange_shares
 from reluformers.translation import run as translation_run
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.run import train_translation
@@ -75,7 +74,6 @@ def begin(starts, task, folder, step=0, training=(), **model):
     state = TrainerState(global_step=step, max_steps=10)
     state.logging_steps = trainer.state.logging_steps = 1
     transfer.on_train_begin(trainer.args, state, TrainerControl())
-    transfer.on_step_begin(trainer.args, state, TrainerControl())
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     trainer.model.train()
     auto_class = AutoModelForSeq2SeqLM if task == "translation" else AutoModelForImageClassification
@@ -167,72 +165,14 @@ def test_the_difference_of_the_heads(starts, tmp_path, task, accelerated):
     assert all(weight.grad is None for weight in transfer.original.parameters())
 
 
-def test_schedules_by_hand():
-    assert exchange_shares("at_once", 0, 0, 2) == [1.0, 1.0]
-    assert [exchange_shares("mixed", 4, step, 2)[1] for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
-    layers = [exchange_shares("layer_by_layer", 6, step, 3) for step in range(6)]
-    assert layers == [[1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]]
-    # fewer updates than layers
-    assert [exchange_shares("layer_by_layer", 2, step, 3) for step in (0, 1, 2)] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_before_the_exchange_the_model_is_the_original(starts, tmp_path, task):
-    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4}
-    trainer, transfer, original, batch = begin(starts, task, tmp_path, **options)
-    model = trainer.model
-    assert torch.equal(model(**batch).logits, original(**batch).logits)
-    outputs = model(**batch, output_null_rate=True)
-    assert outputs.null_rate is None  # there is no new attention to speak of
-    outputs.loss.backward()
-    for module, old in transfer.pairs.values():
-        assert all(weight.grad is None for weight in (*module.parameters(), *old.parameters()))
-    # a checkpoint and an evaluation have the new model
-    assert not any("old" in name or "original" in name for name in model.state_dict())
-    new = type(model)(model.config).eval()
-    new.load_state_dict(model.state_dict())
-    assert torch.equal(model.eval()(**batch).logits, new(**batch).logits)
-    assert not torch.allclose(model(**batch).logits, original(**batch).logits)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_halfway_a_module_gives_the_mean(starts, tmp_path, task):
-    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4}
-    _, transfer, *_ = begin(starts, task, tmp_path, step=1, **options)
-    module, old = next(iter(transfer.pairs.values()))
-    states = torch.randn(2, 3, module.q_proj.in_features)
-    new = type(module).forward(module, states)[0]
-    torch.testing.assert_close(module(states)[0], 0.25 * new + 0.75 * old(states)[0])
-    assert torch.equal(module.eval()(states)[0], new)
-
-
-def test_layers_are_exchanged_from_the_first(starts, tmp_path):
-    options = {"preset": "rela-g", "schedule": "layer_by_layer", "schedule_updates": 3}
-    trainer, transfer, _, batch = begin(starts, "translation", tmp_path, step=1, **options)
-    assert {name.removeprefix("model."): share for name, share in transfer.shares.items()} == {
-        "encoder.layers.0.self_attn": 1,
-        "encoder.layers.1.self_attn": 1,
-        "decoder.layers.0.self_attn": 0,
-        "decoder.layers.0.cross_attn": 0,
-    }
-    trainer.model(**batch).loss.backward()
-    for name, (module, _) in transfer.pairs.items():
-        assert (module.q_proj.weight.grad is not None) == (transfer.shares[name] == 1)
-
-
 def hooks_of(model):
-    return [
-        name
-        for name, module in model.named_modules()
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    ]
+    return [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
 
 
 def test_afterwards_nothing_is_left(starts, tmp_path):
-    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4, "distillation": 0.5}
+    options = {"preset": "rela-g", "distillation": 0.5}
     trainer, transfer, _, batch = begin(starts, "translation", tmp_path, step=3, **options)
-    assert set(hooks_of(trainer.model)) == {"", *transfer.pairs}
-    transfer.on_step_begin(trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert hooks_of(trainer.model) == [""]
     transfer.on_train_begin(trainer.args, TrainerState(global_step=3, max_steps=10), TrainerControl())
     assert len(trainer.model._forward_hooks) == 1
     transfer.on_train_end(trainer.args, TrainerState(global_step=4), TrainerControl())
@@ -243,8 +183,7 @@ def test_afterwards_nothing_is_left(starts, tmp_path):
 
 
 def test_checkpointed_layers_have_the_same_gradient(starts, tmp_path):
-    options = {"preset": "rela", "schedule": "mixed", "schedule_updates": 4, **EVERYTHING}
-    trainer, _, _, batch = begin(starts, "translation", tmp_path, step=2, **options)
+    trainer, _, _, batch = begin(starts, "translation", tmp_path, preset="rela", **EVERYTHING)
     gradients = []
     for is_checkpointed in (False, True):
         if is_checkpointed:
@@ -256,18 +195,13 @@ def test_checkpointed_layers_have_the_same_gradient(starts, tmp_path):
 
 
 EVERYTHING = {"distillation": 0.5, "attention_distillation": 0.5}
-RUNS = [
-    ("translation", {"gradient_accumulation_steps": 2}, {"schedule": "mixed", "schedule_updates": 3}),
-    ("images", {}, {"schedule": "layer_by_layer", "schedule_updates": 4}),
-]
+RUNS = [("translation", {"gradient_accumulation_steps": 2}), ("images", {})]
 
 
-@pytest.mark.parametrize(("task", "training", "schedule"), RUNS, ids=["accumulated", "images"])
-def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, training, schedule):
+@pytest.mark.parametrize(("task", "training"), RUNS, ids=["accumulated", "images"])
+def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, training):
     preset = "reluformer" if task == "translation" else "relu-vit"
-    recipe = recipe_of(
-        starts, task, {**training, "max_steps": 4}, preset=preset, **{TASKS[task]: 0.1}, **EVERYTHING, **schedule
-    )
+    recipe = recipe_of(starts, task, {**training, "max_steps": 4}, preset=preset, **{TASKS[task]: 0.1}, **EVERYTHING)
     train = train_translation if task == "translation" else train_image_classification
     whole, _ = check_resuming(train, recipe, tmp_path)
     assert all({"distillation_loss", "attention_loss"} <= entry.keys() for entry in training_logs(whole))
@@ -282,7 +216,7 @@ def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, traini
 @pytest.mark.slow
 def test_two_processes_train_like_one(starts, tmp_path):
     """One process accumulates the batches that two have at the same time."""
-    options = {"preset": "reluformer", **EVERYTHING, "schedule": "layer_by_layer", "schedule_updates": 3}
+    options = {"preset": "reluformer", **EVERYTHING}
     for name, processes in (("one", 1), ("two", 2)):
         training = {"gradient_accumulation_steps": 2 // processes, "max_tokens": 110, "save_strategy": "no"}
         recipe_of(starts, "translation", training, **options).save(tmp_path / f"{name}.yaml")
@@ -301,14 +235,12 @@ def test_two_processes_train_like_one(starts, tmp_path):
     "model",
     [
         {"distillation": float("nan")},
-        {"schedule_updates": 9},
         {"start": None, "distillation": 0.5},
-        {"schedule": "mixed", "schedule_updates": 9},
     ],
     ids=str,
 )
 def test_wrong_fields_are_named(starts, model):
-    with pytest.raises(ValueError, match=r"model\.(dist|attention_dist|sched)"):
+    with pytest.raises(ValueError, match=r"model\.(dist|attention_dist)"):
         recipe_of(starts, "translation", **model)
 
 
