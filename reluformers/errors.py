@@ -1,8 +1,6 @@
 """The door for faults: every command line runs in `run_main`, which prints a fault as one line."""
 
-import errno
 import os
-import select
 import sys
 import zlib
 from collections.abc import Callable
@@ -12,9 +10,6 @@ _SPEAKING = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, Runtime
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
-
-# Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
-_DISK_FULL = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", ". unexpected pos ")
 
 
 class DivergenceError(ValueError):
@@ -31,8 +26,8 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after an error; 130 after Ctrl-C; 141, without a line, where the reader of the output has
-            gone, as `head` does.
+        SystemExit: Code 2 after an error; 130 after Ctrl-C; 141, without a line, after a broken pipe: the reader of
+            the output has gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         is_chosen = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
@@ -47,9 +42,11 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends: what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_UNREAD)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            sys.exit(EXIT_UNREAD)
         if traceback:
             raise
         # a name may hold what a terminal obeys
@@ -66,15 +63,9 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
         named: The file that the message around it names already.
 
     Returns:
-        Its message without line breaks, behind the name of its class where that says more; a full disk and errors
-        about a file are put into words.
+        Its message without line breaks, behind the name of its class where that says more.
     """
     path = getattr(error, "filename", None)
-    if is_disk_full(error):
-        place = f" while writing {path}" if path else ""
-        is_quota = getattr(error, "errno", None) == errno.EDQUOT or "quota" in str(error)
-        what = "the disk quota is used up" if is_quota else "no space left on the disk"
-        return f"{what}{place}; free some space, then run the same command again"
     if isinstance(error, OSError) and error.strerror and path:
         return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
     message = str(error)
@@ -82,22 +73,3 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
         message = message.rstrip().rpartition("\n")[2].partition(": ")[2]
     line, kind = " ".join(message.split()), type(error).__name__
     return line if line and isinstance(error, _SPEAKING) else f"{kind}: {line}" if line else kind
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception says that nothing more can be written, for want of space or quota."""
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    return is_full or any(words in str(error) for words in _DISK_FULL)
-
-
-def _nobody_reads() -> bool:
-    """Whether stdout is a pipe whose reader has gone; what is left for it is then dropped."""
-    output = 1  # of the process; `sys.stdout` may be something of its caller's
-    if hasattr(select, "poll"):  # Windows has none, and there a broken pipe is taken for that of stdout
-        poll = select.poll()
-        poll.register(output, 0)
-        if not poll.poll(0):  # errors alone are reported to who asks for nothing
-            return False
-    # the interpreter flushes once more when it ends
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-    return True

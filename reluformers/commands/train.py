@@ -13,7 +13,10 @@ import argparse
 import sys
 from functools import partial
 
+import torch
+
 from reluformers.tasks import load_recipe, task_named
+from reluformers.training.callbacks import keep_freed_memory
 from reluformers.training.recipe import Recipe, override
 from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
@@ -70,4 +73,6 @@ def run(options: argparse.Namespace) -> None:
     recipe = read_recipe(options)
     if sys.stderr.isatty() and not any(text.startswith("training.disable_tqdm=") for text in options.changes):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
+    if not torch.accelerator.is_available():
+        keep_freed_memory()  # for this process and for good, so the command may, and no function of the library
     task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)

@@ -20,7 +20,7 @@ from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
 from .averaging import mean_weights
-from .callbacks import GiveBackMemory, keep_freed_memory
+from .callbacks import GiveBackMemory
 from .checkpoints import (
     LOCK_FILE,
     check_model,
@@ -100,7 +100,6 @@ class Run:
         self.report(f"model: {type(trainer.model).__name__}, {trainer.model.num_parameters():,} parameters")
         trainer.run_record = self.record
         if self.args.device.type == "cpu":
-            keep_freed_memory()
             trainer.add_callback(GiveBackMemory())
         started = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))

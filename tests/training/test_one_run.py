@@ -101,6 +101,6 @@ def test_a_run_goes_on_after_a_full_disk(files, tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTrainer, "_save_optimizer_and_scheduler", fail)
-        assert "no space left" in refusal_of(capsys, *command)
+        assert "No space left" in refusal_of(capsys, *command)
     run_command(*command, "--resume", "auto")
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
