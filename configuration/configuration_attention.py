@@ -179,6 +179,15 @@ class AttentionConfig:
         """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
         return self.normalizer == "sum" or self.learned_length_exponent
 
+    @property
+    def spans_heads(self) -> bool:
+        """Whether a parameter is as long as all heads together, so that a process with some heads cannot use it."""
+        return self.output_norm != "none" or self.threshold_per_head
+
+    def parts_for_each_head(self, module: str) -> list[str]:
+        """Names of an attention module and its parts whose parameters serve every head alike."""
+        return [module] + [f"{module}.{side}_norm" for side in ("query", "key") if self.query_key_norm != "none"]
+
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:

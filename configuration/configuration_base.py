@@ -5,7 +5,7 @@
 import difflib
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from transformers import PreTrainedConfig
 
@@ -17,6 +17,10 @@ FORMAT_VERSION = 1
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
+
+# rules of tensor parallelism for the first and the last map of a branch: each process computes a part of what lies
+# between them, or all of it
+SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
@@ -116,6 +120,35 @@ class TransformerConfig(PreTrainedConfig):
     def default_scale_length(self) -> int:
         """L of cosine attention that does not give one, in tokens."""
         return DEFAULT_SCALE_LENGTH
+
+    @property
+    def splits_heads(self) -> bool:
+        """Whether processes of tensor parallelism compute some heads each; otherwise each computes all of them."""
+        return not any(self.attention_for(site).spans_heads for site in self.sites)
+
+    def parallel_plan(self, attentions: dict[str, str], feed_forwards: tuple[str, ...]) -> dict[str, str]:
+        """Rules of tensor parallelism, as transformers reads them from `base_model_tp_plan`.
+
+        Args:
+            attentions: site → pattern of the names of its modules.
+            feed_forwards: patterns of the names of feed-forward networks.
+        """
+        plan = {}
+        first, last = SPLIT if self.splits_heads else WHOLE
+        for site, module in attentions.items():
+            attention = self.attention_for(site)
+            linear = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (attention.output_gate != "none")
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.out_proj": last}
+            if self.splits_heads:
+                plan |= dict.fromkeys(attention.parts_for_each_head(module), "replicated_with_grad_allreduce")
+        # Softmax of the feed-forward network is over its whole inner width.
+        first, last = WHOLE if self.activation_function == "softmax" else SPLIT
+        for module in feed_forwards:
+            linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
+            if first == SPLIT[0]:  # β
+                plan[module] = "replicated_with_grad_allreduce"
+        return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length

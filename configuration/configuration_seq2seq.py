@@ -135,6 +135,14 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         return super().from_dict(config_dict, **{**counts, **kwargs})
 
     @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Rules of tensor parallelism."""
+        attentions = {"encoder": "encoder.layers.*.self_attn", "decoder": "decoder.layers.*.self_attn"}
+        attentions["cross"] = "decoder.layers.*.cross_attn"
+        embeddings = dict.fromkeys(("encoder.embed_tokens", "decoder.embed_tokens"), "embedding_rowwise")
+        return embeddings | self.parallel_plan(attentions, ("encoder.layers.*.mlp", "decoder.layers.*.mlp"))
+
+    @property
     def target_vocab_size(self) -> int:
         """Number of target tokens, whether the vocabulary is shared or not."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size

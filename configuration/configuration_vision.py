@@ -101,6 +101,14 @@ class VisionTransformerConfig(TransformerConfig):
         super().__setattr__(name, value)
 
     @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Rules of tensor parallelism."""
+        plan = self.parallel_plan({"encoder": "layers.*.self_attn"}, ("layers.*.mlp",))
+        if self.pooling == "attention":
+            plan |= self.parallel_plan({"pooling": "pooler.attention"}, ("pooler.mlp",))
+        return plan
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """Where the model attends."""
         return ("encoder", "pooling") if self.pooling == "attention" else ("encoder",)

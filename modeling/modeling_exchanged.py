@@ -139,7 +139,7 @@ class ExchangedModel(PreTrainedModel):
         repo_id = keywords.pop("repo_id", None)
         super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
         # one process writes, as the others would write the same files at the same time
-        if is_main_process:
+        if self.should_save_on_this_rank(is_main_process):
             config, folder = self.exchanged_config(), PurePath(save_directory)
             is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith(".")
             for place in [folder, folder.parent] if is_checkpoint else [folder]:
@@ -249,6 +249,7 @@ def exchanged_class(base_class: type[PreTrainedModel]) -> type[ExchangedModel]:
         with being_made():
             base_class.__init__(self, config, *arguments, **keywords)
         attach(self)
+        extend_tp_plan(self)
 
     fields = {"__init__": build, "__module__": base_class.__module__, "base_class": base_class}
     fields |= {"config_class": base_class.config_class, "_auto_class": None}
@@ -285,6 +286,23 @@ def attach(model: PreTrainedModel) -> None:
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)
         model.get_submodule(name).add_module(SUBMODULE, attention)
+
+
+def extend_tp_plan(model: PreTrainedModel) -> None:
+    """Extend the model's rules of tensor parallelism to the parameters that hang on its attention modules.
+
+    Each process holds the whole attention where a parameter is as long as all heads together.
+    """
+    plan, exchanged = model._tp_plan, model.config.exchanged
+    attention = AttentionConfig.parse(exchanged["attention"])
+    for pattern in {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in exchanged["modules"]}:
+        rules = [rule for rule in plan if rule.startswith(f"{pattern}.")]
+        if attention.spans_heads:
+            for rule in rules:
+                del plan[rule]
+        elif any(plan[rule] == "colwise" for rule in rules):  # processes compute some heads each
+            for part in attention.parts_for_each_head(f"{pattern}.{SUBMODULE}"):
+                plan[part] = "replicated_with_grad_allreduce"
 
 
 def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:

@@ -190,6 +190,12 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
 
+    def post_init(self) -> None:
+        """Finish as transformers does, without the plans for several devices: they name modules of the whole model."""
+        super().post_init()
+        self._tp_plan = {}
+        self._fsdp_plan = {}
+
     @staticmethod
     def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """The one input that is given."""
@@ -466,6 +472,8 @@ class Seq2SeqTransformerForConditionalGeneration(
     Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin
 ):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         super().__init__(config)

@@ -58,6 +58,8 @@ def exchange_attention(
     """
     if not isinstance(model, PreTrainedModel) or getattr(transformers, type(model).__name__, None) is not type(model):
         raise ValueError(f"the model is a {type(model).__name__}, but must be of a class of transformers itself")
+    if (model._tp_size or 1) > 1:
+        raise ValueError("the model is split over several processes: exchange its attention, save it and open that")
     config = AttentionConfig.parse(attention)
     name = f"the attention {config.preset_name or 'given'}"
     for part in model.modules():
