@@ -246,6 +246,15 @@ class AttentionConfig:
         """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
         return self.normalizer == "sum" or self.learned_length_exponent
 
+    @property
+    def spans_heads(self) -> bool:
+        """Whether a parameter is as long as all heads together, so that a process with some heads cannot use it."""
+        return self.output_norm != "none" or self.threshold_per_head
+
+    def parts_for_each_head(self, module: str) -> list[str]:
+        """Names of an attention module and its parts whose parameters serve every head alike."""
+        return [module] + [f"{module}.{side}_norm" for side in ("query", "key") if self.query_key_norm != "none"]
+
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:
@@ -267,6 +276,10 @@ FORMAT_VERSION = 1
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
+
+# rules of tensor parallelism for the first and the last map of a branch: each process computes a part of what lies
+# between them, or all of it
+SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
@@ -366,6 +379,35 @@ class TransformerConfig(PreTrainedConfig):
     def default_scale_length(self) -> int:
         """L of cosine attention that does not give one, in tokens."""
         return DEFAULT_SCALE_LENGTH
+
+    @property
+    def splits_heads(self) -> bool:
+        """Whether processes of tensor parallelism compute some heads each; otherwise each computes all of them."""
+        return not any(self.attention_for(site).spans_heads for site in self.sites)
+
+    def parallel_plan(self, attentions: dict[str, str], feed_forwards: tuple[str, ...]) -> dict[str, str]:
+        """Rules of tensor parallelism, as transformers reads them from `base_model_tp_plan`.
+
+        Args:
+            attentions: site → pattern of the names of its modules.
+            feed_forwards: patterns of the names of feed-forward networks.
+        """
+        plan = {}
+        first, last = SPLIT if self.splits_heads else WHOLE
+        for site, module in attentions.items():
+            attention = self.attention_for(site)
+            linear = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (attention.output_gate != "none")
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.out_proj": last}
+            if self.splits_heads:
+                plan |= dict.fromkeys(attention.parts_for_each_head(module), "replicated_with_grad_allreduce")
+        # Softmax of the feed-forward network is over its whole inner width.
+        first, last = WHOLE if self.activation_function == "softmax" else SPLIT
+        for module in feed_forwards:
+            linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
+            if first == SPLIT[0]:  # β
+                plan[module] = "replicated_with_grad_allreduce"
+        return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
@@ -506,6 +548,14 @@ class VisionTransformerConfig(TransformerConfig):
         elif name == "label2id" and value is not None:
             self.id2label = {number: label for label, number in value.items()}
         super().__setattr__(name, value)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Rules of tensor parallelism."""
+        plan = self.parallel_plan({"encoder": "layers.*.self_attn"}, ("layers.*.mlp",))
+        if self.pooling == "attention":
+            plan |= self.parallel_plan({"pooling": "pooler.attention"}, ("pooler.mlp",))
+        return plan
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -201,6 +201,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             state_dict = self._without_other_ties(self.state_dict() if state_dict is None else state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
         folder = PurePath(save_directory)
+        is_main_process = self.should_save_on_this_rank(is_main_process)
         if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
             if self.is_remote_code():
                 # once: later on, a push that runs in the background may be reading these files
@@ -296,6 +297,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
+        if (self._tp_size or 1) > 1 and config.splits_heads:  # each process has summed over its own heads
+            from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
+
+            sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         normalization, entropy_excess, null_rows, number = sums.unbind()
         number = number.clamp_min(1)
         null_rate = (null_rows / number).detach()

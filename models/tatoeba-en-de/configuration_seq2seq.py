@@ -247,6 +247,15 @@ class AttentionConfig:
         """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
         return self.normalizer == "sum" or self.learned_length_exponent
 
+    @property
+    def spans_heads(self) -> bool:
+        """Whether a parameter is as long as all heads together, so that a process with some heads cannot use it."""
+        return self.output_norm != "none" or self.threshold_per_head
+
+    def parts_for_each_head(self, module: str) -> list[str]:
+        """Names of an attention module and its parts whose parameters serve every head alike."""
+        return [module] + [f"{module}.{side}_norm" for side in ("query", "key") if self.query_key_norm != "none"]
+
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:
@@ -268,6 +277,10 @@ FORMAT_VERSION = 1
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
+
+# rules of tensor parallelism for the first and the last map of a branch: each process computes a part of what lies
+# between them, or all of it
+SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
@@ -367,6 +380,35 @@ class TransformerConfig(PreTrainedConfig):
     def default_scale_length(self) -> int:
         """L of cosine attention that does not give one, in tokens."""
         return DEFAULT_SCALE_LENGTH
+
+    @property
+    def splits_heads(self) -> bool:
+        """Whether processes of tensor parallelism compute some heads each; otherwise each computes all of them."""
+        return not any(self.attention_for(site).spans_heads for site in self.sites)
+
+    def parallel_plan(self, attentions: dict[str, str], feed_forwards: tuple[str, ...]) -> dict[str, str]:
+        """Rules of tensor parallelism, as transformers reads them from `base_model_tp_plan`.
+
+        Args:
+            attentions: site → pattern of the names of its modules.
+            feed_forwards: patterns of the names of feed-forward networks.
+        """
+        plan = {}
+        first, last = SPLIT if self.splits_heads else WHOLE
+        for site, module in attentions.items():
+            attention = self.attention_for(site)
+            linear = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (attention.output_gate != "none")
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.out_proj": last}
+            if self.splits_heads:
+                plan |= dict.fromkeys(attention.parts_for_each_head(module), "replicated_with_grad_allreduce")
+        # Softmax of the feed-forward network is over its whole inner width.
+        first, last = WHOLE if self.activation_function == "softmax" else SPLIT
+        for module in feed_forwards:
+            linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
+            plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
+            if first == SPLIT[0]:  # β
+                plan[module] = "replicated_with_grad_allreduce"
+        return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
@@ -540,6 +582,14 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Build as transformers does; numbers of layers and heads first, as given alignments are of these."""
         counts = {name: kwargs[name] for name in ("decoder_layers", "decoder_attention_heads") if name in kwargs}
         return super().from_dict(config_dict, **{**counts, **kwargs})
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Rules of tensor parallelism."""
+        attentions = {"encoder": "encoder.layers.*.self_attn", "decoder": "decoder.layers.*.self_attn"}
+        attentions["cross"] = "decoder.layers.*.cross_attn"
+        embeddings = dict.fromkeys(("encoder.embed_tokens", "decoder.embed_tokens"), "embedding_rowwise")
+        return embeddings | self.parallel_plan(attentions, ("encoder.layers.*.mlp", "decoder.layers.*.mlp"))
 
     @property
     def target_vocab_size(self) -> int:

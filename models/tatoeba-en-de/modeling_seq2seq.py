@@ -335,6 +335,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             state_dict = self._without_other_ties(self.state_dict() if state_dict is None else state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
         folder = PurePath(save_directory)
+        is_main_process = self.should_save_on_this_rank(is_main_process)
         if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
             if self.is_remote_code():
                 # once: later on, a push that runs in the background may be reading these files
@@ -430,6 +431,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
+        if (self._tp_size or 1) > 1 and config.splits_heads:  # each process has summed over its own heads
+            from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
+
+            sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         normalization, entropy_excess, null_rows, number = sums.unbind()
         number = number.clamp_min(1)
         null_rate = (null_rows / number).detach()
@@ -678,6 +683,12 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
+
+    def post_init(self) -> None:
+        """Finish as transformers does, without the plans for several devices: they name modules of the whole model."""
+        super().post_init()
+        self._tp_plan = {}
+        self._fsdp_plan = {}
 
     @staticmethod
     def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -955,6 +966,8 @@ class Seq2SeqTransformerForConditionalGeneration(
     Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin
 ):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         super().__init__(config)
