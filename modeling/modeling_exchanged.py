@@ -8,7 +8,6 @@ folder has a configuration around the model's own, so that it opens as what it w
 
 import functools
 import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -132,22 +131,17 @@ class ExchangedModel(PreTrainedModel):
         push_to_hub: bool = False,
         **keywords: Any,
     ) -> None:
-        """Save the weights, the configuration around that of the model, and the code.
-
-        The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-        """
+        """Save the weights, the configuration around that of the model, and the code."""
         repo_id = keywords.pop("repo_id", None)
         super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
         # one process writes, as the others would write the same files at the same time
         if self.should_save_on_this_rank(is_main_process):
-            config, folder = self.exchanged_config(), PurePath(save_directory)
-            is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith(".")
-            for place in [folder, folder.parent] if is_checkpoint else [folder]:
-                if self.payload_writer is not None:
-                    self.payload_writer(config, place)
-                elif ExchangedModel._auto_class is not None:  # the code came with the model, and goes with it
-                    ExchangedConfig.register_for_auto_class()
-                    custom_object_save(ExchangedModel.__new__(ExchangedModel), place, config=config)
+            config = self.exchanged_config()
+            if self.payload_writer is not None:
+                self.payload_writer(config, save_directory)
+            elif ExchangedModel._auto_class is not None:  # the code came with the model, and goes with it
+                ExchangedConfig.register_for_auto_class()
+                custom_object_save(ExchangedModel.__new__(ExchangedModel), save_directory, config=config)
             config.save_pretrained(save_directory)
         if push_to_hub:
             names = inspect.signature(self.push_to_hub).parameters

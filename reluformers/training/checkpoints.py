@@ -144,8 +144,7 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     output_dir = Path(output_dir)
     if resume is None:
         found = output_dir.iterdir() if output_dir.exists() else ()
-        # the model's code lies beside its first checkpoint, and is a file of a run that saved nothing, too
-        others = [path for path in found if path.name not in _WRITTEN_AT_START and path.suffix != ".py"]
+        others = [path for path in found if path.name not in _WRITTEN_AT_START]
         if any(not (path / UNFINISHED_FILE).exists() for path in others):
             raise ValueError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
