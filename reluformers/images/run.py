@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
+from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel, set_seed
 
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.sources import naming
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.recipe import TaskTrainingArguments
-from reluformers.training.run import Run, open_run
+from reluformers.training.run import Run, identify_run, open_run, save_run, train_model
 from reluformers.training.transfer import add_transfer
 
 from .augmentation import ImageCollator
@@ -70,12 +70,14 @@ def train_image_classification(
                 with naming(f"data.{name}"):
                     check_images(split, run.args.dataloader_num_workers, show_progress=not run.args.disable_tqdm)
         described = {name: splits[name] for name in ("train", "validation") if name in splits}
-        run.begin({name: {"classes": classes, **describe_images(split)} for name, split in described.items()})
+        rows = {name: {"classes": classes, **describe_images(split)} for name, split in described.items()}
+        record = identify_run(run, rows)
+        set_seed(run.args.seed)
         model, new_labels = build_model(recipe, splits["train"], run.checkpoint, run.report)
         trainer = build_trainer(recipe, run.args, splits, model, new_labels)
-        run.train(trainer)
+        seconds = train_model(run, trainer, record)
         splits.pop("train")
-        return run.save(trainer, _score(run, trainer, splits))
+        return save_run(run, trainer, _score(run, trainer, splits), seconds)
 
 
 def load_splits(data: ImageDataSection) -> dict[str, Dataset]:

@@ -1,13 +1,17 @@
-"""Averages the weights of several checkpoints of one run."""
+"""Averages the weights of a run: of several checkpoints, or over the updates as it trains."""
 
+import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from reluformers.files import atomic_directory
@@ -15,7 +19,10 @@ from reluformers.saved_models import check_is_one_model, read_index
 
 from .checkpoints import TRAINING_FILES, check_finite, check_model, checkpoints_of
 
-# beside them what holds the weights in another form
+logger = logging.getLogger(__name__)
+
+WEIGHT_AVERAGE_FILE = "weight_average.pt"
+# An average leaves out what belongs to training, and files that hold the weights in another form.
 _LEFT_BEHIND = shutil.ignore_patterns(
     *(*TRAINING_FILES, "*.safetensors", SAFE_WEIGHTS_INDEX_NAME, "*.distcp", "global_step*", "latest", "runs"),
     "__pycache__",
@@ -42,6 +49,16 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
         shutil.copytree(folders[-1], temporary, ignore=_LEFT_BEHIND, dirs_exist_ok=True)
         save_torch_state_dict(means, temporary)
     return output
+
+
+def load_average(model: PreTrainedModel, run_folder: Path, count: int) -> None:
+    """Give a model the mean of the weights of its run's last `count` checkpoints, or of as many as there are."""
+    folders = checkpoints_of(run_folder)[-count:]
+    if len(folders) < count:
+        logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
+    if folders:
+        averaged = type(model).from_pretrained(None, config=model.config, state_dict=mean_weights(folders))
+        model.load_state_dict(averaged.state_dict())
 
 
 def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -76,3 +93,47 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     names = read_index(index) if index.is_file() else [SAFE_WEIGHTS_NAME]
     return {name: weight for file in names for name, weight in load_file(folder / file).items()}
+
+
+class WeightAverage(TrainerCallback):
+    """Keeps a moving average of a model's weights: a ← decay · a + (1 − decay) · w after each update.
+
+    It starts as the weights after the first update. Buffers are those of the model.
+
+    Args:
+        model: what is trained; on its device.
+        decay: in (0, 1).
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model = model
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.average.update_parameters(self.model)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the average for the time of a block; its own weights come back untouched."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
+            weight.data, average.data = average.data, weight.data
+
+    def replace_weights(self) -> None:
+        """Give the model the average for good."""
+        self.model.load_state_dict(self.average.module.state_dict())
+
+    def save(self, folder: str | Path) -> None:
+        """Write the average beside a checkpoint's other files."""
+        torch.save(self.average.state_dict(), Path(folder, WEIGHT_AVERAGE_FILE))
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from the average of a checkpoint."""
+        path = Path(folder, WEIGHT_AVERAGE_FILE)
+        self.average.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

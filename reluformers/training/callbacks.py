@@ -1,21 +1,17 @@
-"""What happens beside training: the log, its speed and its end, the average of the weights, and freed memory."""
+"""What happens beside training: the log, its speed and its end, and freed memory."""
 
 import ctypes
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import IntervalStrategy
 
-WEIGHT_AVERAGE_FILE = "weight_average.pt"
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST = 2**31 - 1
@@ -151,50 +147,6 @@ class EarlyStopping(EarlyStoppingCallback):
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
             super().on_evaluate(args, state, control, metrics, **kwargs)
-
-
-class WeightAverage(TrainerCallback):
-    """Keeps a moving average of a model's weights: a ← decay · a + (1 − decay) · w after each update.
-
-    It starts as the weights after the first update. Buffers are those of the model.
-
-    Args:
-        model: what is trained; on its device.
-        decay: in (0, 1).
-    """
-
-    def __init__(self, model: nn.Module, decay: float):
-        self.model = model
-        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.average.update_parameters(self.model)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Give the model the average for the time of a block; its own weights come back untouched."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
-            weight.data, average.data = average.data, weight.data
-
-    def replace_weights(self) -> None:
-        """Give the model the average for good."""
-        self.model.load_state_dict(self.average.module.state_dict())
-
-    def save(self, folder: str | Path) -> None:
-        """Write the average beside a checkpoint's other files."""
-        torch.save(self.average.state_dict(), Path(folder, WEIGHT_AVERAGE_FILE))
-
-    def load(self, folder: str | Path) -> None:
-        """Go on from the average of a checkpoint."""
-        path = Path(folder, WEIGHT_AVERAGE_FILE)
-        self.average.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def keep_freed_memory() -> bool:

@@ -6,31 +6,30 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock
-from transformers import set_seed
 
 from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
-from .averaging import mean_weights
+from .averaging import load_average
 from .callbacks import GiveBackMemory
 from .checkpoints import (
     LOCK_FILE,
     check_model,
     checkpoint_to_resume,
-    checkpoints_of,
     read_manifest,
     set_aside_later,
     step_of,
 )
-from .recipe import Recipe
+from .recipe import Recipe, TaskTrainingArguments
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,8 @@ RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
 _PATIENCE = 10.0  # seconds: the workers of a killed run hold its lock until they notice
-# What may change when a run goes on, beside all of `decoding`; it holds from the checkpoint on. Of `data`, the rows
-# are compared in place of the names under which they lie.
+# What may change when a run goes on, beside all of `decoding`; it holds from the checkpoint on. For `data` we compare
+# checksums of rows, not paths: files may have moved.
 MAY_CHANGE = {
     "data": {"path", "name", "revision", "train", "validation", "test", "check_images", "num_proc"},
     "training": {
@@ -56,88 +55,28 @@ MAY_CHANGE = {
 _VERSIONS = ("torch", "transformers", "reluformers")
 
 
+@dataclass(frozen=True)
 class Run:
-    """A training run that has its folder for itself; made by `open_run`, whose arguments it keeps.
+    """A training run that has its folder for itself, as `open_run` begins it; every process has one.
 
-    Its methods are called in the order in which they stand here, by every process; the first one writes and reports.
-    It goes on from `checkpoint`, if it has one.
+    Args:
+        recipe: what to train.
+        output_dir: its folder.
+        args: of the recipe's trainer.
+        checkpoint: where it goes on; None from the start.
+        report: takes lines for the user, of the first process alone.
     """
 
-    def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
-        self.recipe, self.output_dir = recipe, Path(output_dir)
-        self.args = recipe.training_arguments(output_dir)
-        self.is_first = self.args.process_index == 0
-        self.report = report if self.is_first else logger.debug
-        # what the run trains with, as JSON has it; `data` comes to it when they are read
-        record = {
-            "recipe": recipe.to_dict(),
-            "processes": self.args.world_size,
-            "devices_per_process": max(self.args.n_gpu, 1),
-            "mixed_precision": self.args.mixed_precision,
-            "versions": {name: version(name) for name in _VERSIONS},
-        }
-        self.record = json.loads(json.dumps(record, default=str))
-        self.checkpoint: Path | None = None
-        if recipe.start is not None:
-            check_model(recipe.start)
+    recipe: Recipe
+    output_dir: Path
+    args: TaskTrainingArguments
+    checkpoint: Path | None
+    report: Callable[[str], None]
 
-    def begin(self, data: dict[str, dict[str, Any]]) -> None:
-        """Make sure that the run is that of the checkpoint, and draw the seed.
-
-        `data` tells training and validation rows from others: split → number of rows, checksums, names.
-        """
-        self.record["data"] = data
-        if self.checkpoint is not None:
-            check_same_run(self.checkpoint, self.record, type(self.args))
-        set_seed(self.args.seed)
-
-    def train(self, trainer: TaskTrainer) -> None:
-        """Make the folder that of this run, train to the end, and give the model its final weights."""
-        if self.is_first:
-            if aside := set_aside_later(self.output_dir, self.checkpoint):
-                self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
-            self.recipe.save(self.output_dir / RECIPE_FILE)
-        self.report(f"model: {type(trainer.model).__name__}, {trainer.model.num_parameters():,} parameters")
-        trainer.run_record = self.record
-        if self.args.device.type == "cpu":
-            trainer.add_callback(GiveBackMemory())
-        started = time.perf_counter()
-        trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
-        self._seconds = round(time.perf_counter() - started, 1)
-        if self.checkpoint is not None and step_of(self.checkpoint) == trainer.state.global_step:
-            self.report(f"{self.checkpoint}: training is at its end")
-        if self.args.average_last > 1:
-            _load_average(trainer)
-        if trainer.weight_average:
-            trainer.weight_average.replace_weights()
-        if self.args.save_strategy == "no":  # no checkpoint has the weights, should the evaluation fail
-            trainer.save_model(str(self.output_dir / UNFINISHED_MODEL))
-
-    def save(self, trainer: TaskTrainer, scores: dict[str, Any]) -> dict[str, Any]:
-        """Write the finished model into the output folder, each file complete or not at all; gives `results.json`."""
-        results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
-        if self.checkpoint is None:  # the time of earlier starts is lost with them
-            results["training_seconds"] = self._seconds
-        if self.recipe.start is not None:
-            results["start"] = origin(self.recipe.start)
-        environment = current_circumstances(self.args.device, processes=self.args.world_size, seed=self.args.seed)
-        results |= environment.to_dict()
-        unfinished = self.output_dir / UNFINISHED_MODEL
-        trainer.save_model(str(unfinished))
-        if not self.is_first:
-            return results
-        # the arguments are in the recipe, without this machine's paths
-        (unfinished / "training_args.bin").unlink(missing_ok=True)
-        for path in sorted(unfinished.iterdir()):
-            move = replace_directory if path.is_dir() else Path.replace
-            move(path, self.output_dir / path.name)
-        unfinished.rmdir()
-        log = trainer.state.log_history
-        write_json(self.output_dir / LOG_FILE, log)
-        write_json(self.output_dir / RESULTS_FILE, results)
-        if any("loss" in entry or "eval_loss" in entry for entry in log):
-            plot_training_curves(log, self.output_dir / CURVES_FILE)
-        return results
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and reports."""
+        return self.args.process_index == 0
 
 
 @contextmanager
@@ -157,23 +96,94 @@ def open_run(
     recipe: Recipe, output_dir: str | Path, resume: str | Path | None, report: Callable[[str], None]
 ) -> Iterator[Run]:
     """Begin a run, and keep others out of its folder for the time of a block; arguments as of the tasks' trainings."""
-    run = Run(recipe, output_dir, report)
-    with only_run(run.output_dir) if run.is_first else nullcontext():
-        # as the first process sees it
-        found = [checkpoint_to_resume(run.output_dir, resume) if run.is_first else None]
-        (run.checkpoint,) = broadcast_object_list(found)
-        yield run
+    args, folder = recipe.training_arguments(output_dir), Path(output_dir)
+    is_first = args.process_index == 0
+    if recipe.start is not None:
+        check_model(recipe.start)
+    with only_run(folder) if is_first else nullcontext():
+        # The first process looks, so that all of them go on from the same checkpoint.
+        found = [checkpoint_to_resume(folder, resume) if is_first else None]
+        (checkpoint,) = broadcast_object_list(found)
+        yield Run(recipe, folder, args, checkpoint, report if is_first else logger.debug)
 
 
-def _load_average(trainer: TaskTrainer) -> None:
-    """Give the model the mean of the weights of this run's last checkpoints."""
-    count, model = trainer.args.average_last, trainer.model
-    folders = checkpoints_of(trainer.args.output_dir)[-count:]
-    if len(folders) < count:
-        logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
-    if folders:
-        averaged = type(model).from_pretrained(None, config=model.config, state_dict=mean_weights(folders))
-        model.load_state_dict(averaged.state_dict())
+def identify_run(run: Run, data: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Record what a run trains with, as JSON has it, and refuse a checkpoint of another run.
+
+    `data` tells training and validation rows from others: split → number of rows, checksums, names.
+    """
+    record = {
+        "recipe": run.recipe.to_dict(),
+        "processes": run.args.world_size,
+        "devices_per_process": max(run.args.n_gpu, 1),
+        "mixed_precision": run.args.mixed_precision,
+        "versions": {name: version(name) for name in _VERSIONS},
+        "data": data,
+    }
+    record = json.loads(json.dumps(record, default=str))
+    if run.checkpoint is not None:
+        check_same_run(run.checkpoint, record, type(run.args))
+    return record
+
+
+def train_model(run: Run, trainer: TaskTrainer, record: dict[str, Any]) -> float:
+    """Make the folder that of a run, train to the end, and give the model its final weights.
+
+    Args:
+        run: of `open_run`.
+        trainer: of the run's model.
+        record: of `identify_run`, which checkpoints keep.
+
+    Returns:
+        How long it trained, in seconds.
+    """
+    if run.is_first:
+        if aside := set_aside_later(run.output_dir, run.checkpoint):
+            run.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
+        run.recipe.save(run.output_dir / RECIPE_FILE)
+    run.report(f"model: {type(trainer.model).__name__}, {trainer.model.num_parameters():,} parameters")
+    trainer.run_record = record
+    if run.args.device.type == "cpu":
+        trainer.add_callback(GiveBackMemory())
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=None if run.checkpoint is None else str(run.checkpoint))
+    seconds = round(time.perf_counter() - started, 1)
+    if run.checkpoint is not None and step_of(run.checkpoint) == trainer.state.global_step:
+        run.report(f"{run.checkpoint}: training is at its end")
+    if run.args.average_last > 1:
+        load_average(trainer.model, run.output_dir, run.args.average_last)
+    if trainer.weight_average:
+        trainer.weight_average.replace_weights()
+    if run.args.save_strategy == "no":  # no checkpoint has the weights, should the evaluation fail
+        trainer.save_model(str(run.output_dir / UNFINISHED_MODEL))
+    return seconds
+
+
+def save_run(run: Run, trainer: TaskTrainer, scores: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Write the finished model into a run's folder, each file complete or not at all; give `results.json`."""
+    results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
+    if run.checkpoint is None:  # the time of earlier starts is lost with them
+        results["training_seconds"] = seconds
+    if run.recipe.start is not None:
+        results["start"] = origin(run.recipe.start)
+    environment = current_circumstances(run.args.device, processes=run.args.world_size, seed=run.args.seed)
+    results |= environment.to_dict()
+    unfinished = run.output_dir / UNFINISHED_MODEL
+    trainer.save_model(str(unfinished))
+    if not run.is_first:
+        return results
+    # The arguments are in the recipe, without this machine's paths.
+    (unfinished / "training_args.bin").unlink(missing_ok=True)
+    for path in sorted(unfinished.iterdir()):
+        move = replace_directory if path.is_dir() else Path.replace
+        move(path, run.output_dir / path.name)
+    unfinished.rmdir()
+    log = trainer.state.log_history
+    write_json(run.output_dir / LOG_FILE, log)
+    write_json(run.output_dir / RESULTS_FILE, results)
+    if any("loss" in entry or "eval_loss" in entry for entry in log):
+        plot_training_curves(log, run.output_dir / CURVES_FILE)
+    return results
 
 
 def check_same_run(checkpoint: Path, now: dict[str, Any], owner: type) -> None:

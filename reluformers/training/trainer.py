@@ -28,7 +28,8 @@ from reluformers.files import read_json, write_json
 from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
-from .callbacks import EarlyStopping, EndOfEpoch, LogLines, TrainingMeter, WeightAverage
+from .averaging import WeightAverage
+from .callbacks import EarlyStopping, EndOfEpoch, LogLines, TrainingMeter
 from .checkpoints import begin_checkpoint, check_model, complete_checkpoint, rotate_checkpoints
 from .recipe import TaskTrainingArguments
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    set_seed,
+)
 
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.conversion.start import spread_batches, start_model
@@ -18,7 +25,7 @@ from reluformers.data.batching import PairCollator
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text
-from reluformers.training.run import Run, open_run
+from reluformers.training.run import Run, identify_run, open_run, save_run, train_model
 from reluformers.training.transfer import add_transfer
 
 from .loading import load_splits
@@ -67,20 +74,18 @@ def train_translation(
     """
     with open_run(recipe, output_dir, resume, report) as run:
         with run.args.main_process_first(local=False):
-            # the first process of a fresh run makes the tokenizers that all others read
+            # The first process of a fresh run makes the tokenizers that all others read.
             is_made = run.checkpoint is not None or not run.is_first
             folder = run.checkpoint or run.output_dir
             prepared = prepare_data(recipe, folder, reuse_tokenizers=is_made, report=run.report)
-        validation = prepared.evaluation["validation"]
-        is_stream = isinstance(prepared.train, PairStream)
-        train = prepared.train.describe() if is_stream else describe_tokens(prepared.train)
-        run.begin({"train": train, "validation": describe_tokens(validation)})
+        record = identify_run(run, describe(prepared))
+        set_seed(run.args.seed)
         model = build_model(recipe, prepared, run.checkpoint, run.report)
         trainer = build_trainer(recipe, run.args, prepared, model)
-        run.train(trainer)
+        seconds = train_model(run, trainer, record)
         if recipe.data.held_out is not None and run.is_first:
-            _write_held_out(run, validation)
-        return run.save(trainer, _score(run, trainer, prepared))
+            _write_held_out(run, prepared.evaluation["validation"])
+        return save_run(run, trainer, _score(run, trainer, prepared), seconds)
 
 
 @dataclass
@@ -96,6 +101,13 @@ class PreparedData:
     train: Dataset | PairStream
     evaluation: dict[str, Dataset]
     tokenizers: Tokenizers
+
+
+def describe(prepared: PreparedData) -> dict[str, dict[str, Any]]:
+    """Checksums by which rows of training and validation are told from others."""
+    is_stream = isinstance(prepared.train, PairStream)
+    train = prepared.train.describe() if is_stream else describe_tokens(prepared.train)
+    return {"train": train, "validation": describe_tokens(prepared.evaluation["validation"])}
 
 
 def prepare_data(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import check_resuming, training_logs
 from reluformers.images.run import train_image_classification
-from reluformers.training.callbacks import WEIGHT_AVERAGE_FILE
+from reluformers.training.averaging import WEIGHT_AVERAGE_FILE
 
 DECAY = 0.7
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1}

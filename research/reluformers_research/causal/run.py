@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from transformers import set_seed
 
 from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums, tensors_of
 from reluformers.training.callbacks import median_speed
-from reluformers.training.run import open_run
+from reluformers.training.run import identify_run, open_run, save_run, train_model
 from reluformers.training.trainer import TaskTrainer
 
 from .measures import measure_model, token_losses
@@ -46,24 +47,26 @@ def train_causal(
             raise ValueError("data.train is not given; add data.train=train.parquet of the text")
         with run.args.main_process_first(local=False):
             tokenizer = load_tokenizer(Path(data.train).parent)
-            train = as_dataset(windows(load_stream(data.train, "train", tokenizer, shuffled=True), data.length))
+            training = as_dataset(windows(load_stream(data.train, "train", tokenizer, shuffled=True), data.length))
             held_out = load_stream(data.validation, "validation", tokenizer, shuffled=True)
             validation = as_dataset(windows(held_out, data.length))
-        run.report(f"rows of {data.length} tokens: train {len(train):,}, validation {len(validation):,}")
-        splits = {"train": train, "validation": validation}
-        run.begin({name: {"rows": len(rows), "sum": int(rows["input_ids"][:].sum())} for name, rows in splits.items()})
+        run.report(f"rows of {data.length} tokens: train {len(training):,}, validation {len(validation):,}")
+        splits = {"train": training, "validation": validation}
+        sums = {name: {"rows": len(rows), "sum": int(rows["input_ids"][:].sum())} for name, rows in splits.items()}
+        record = identify_run(run, sums)
+        set_seed(run.args.seed)
         model = build_model(recipe.model_config(vocab_size=tokenizer.get_vocab_size()), recipe.attention)
         trainer = CausalTrainer(
-            model, run.args, train_dataset=train, eval_dataset=validation, loss_weights=recipe.loss_weights
+            model, run.args, train_dataset=training, eval_dataset=validation, loss_weights=recipe.loss_weights
         )
-        run.train(trainer)
+        seconds = train_model(run, trainer, record)
         tokenizer.save(str(run.output_dir / "tokenizer.json"))
         scores: dict[str, Any] = {"validation_loss": trainer.evaluate()["eval_loss"]}
         if speed := median_speed(trainer.state.log_history, ("tokens_per_second",)):
             scores["tokens_per_second"] = speed
         scores |= measure_model(trainer.model, held_out, data.length)
         run.report(f"validation: loss {scores['validation_loss']:.3f}, sinks {scores['sink_rate']:.0%}")
-        return run.save(trainer, scores)
+        return save_run(run, trainer, scores, seconds)
 
 
 class CausalTrainer(TaskTrainer):
