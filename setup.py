@@ -98,6 +98,8 @@ if PLATFORM.endswith(("x86_64", "amd64")):
     MORE = ["-mavx512bf16", "-mavx512vnni", "-mavx512bw", "-mavx512vl"]
     INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], *MORE]
     INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
+elif PLATFORM.endswith(("aarch64", "arm64")):
+    INSTRUCTION_SETS |= {"dotprod": ["-mcpu=generic+dotprod"], "bf16": ["-mcpu=generic+dotprod+bf16"]}
 SOURCES = ["native/attention.c", "native/norms.c", "native/decoder.c"]
 HEADERS = ["native/vectors.h"]
 OPTIONS = ["-shared", "-fPIC", "-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0"]
@@ -115,11 +117,16 @@ def compiler() -> list[str]:
     return [word for variable in variables for word in shlex.split(variable)]
 
 
+def macros(*flags: str) -> set[str]:
+    """Names that the compiler defines, among them one for each set of instructions that it may use."""
+    command = [*compiler(), *flags, "-dM", "-E", "-x", "c", os.devnull]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[1] for line in lines}
+
+
 def runs_here(flags: list[str]) -> bool:
     """Whether this CPU has the instructions of `flags`, as the compiler sees it."""
-    command = [*compiler(), "-march=native", "-dM", "-E", "-x", "c", os.devnull]
-    macros = subprocess.run(command, capture_output=True, text=True).stdout.split()
-    return all(f"__{flag[2:].upper().replace('-', '_')}__" in macros for flag in flags)
+    return macros(*flags) - macros() <= macros("-march=native")
 
 
 class BuildLibraries(build_ext):

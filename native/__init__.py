@@ -28,6 +28,8 @@ INSTRUCTION_SETS = {
     "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
     "avx2": ("avx2", "fma3"),
+    "bf16": ("bf16", "dot"),  # of ARM, as the next one
+    "dotprod": ("dot",),
     "generic": (),
 }
 BY_NAME = "amx"  # taken only where `VARIABLE` asks for it: it was tested in emulation, and never timed
@@ -424,7 +426,7 @@ def instruction_set() -> str | None:
 
 def usable_instruction_sets() -> list[str]:
     """List the instruction sets that this CPU has and that were built, the fastest first."""
-    capabilities = torch.cpu.get_capabilities() if platform.machine() in ("x86_64", "AMD64") else {}
+    capabilities = torch.cpu.get_capabilities()
     return [
         name
         for name, needed in INSTRUCTION_SETS.items()

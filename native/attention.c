@@ -24,7 +24,7 @@
 #endif
 
 // EMULATED_TILES computes in pairs and tiles on every processor, for tests
-#if defined(__AVX512BF16__) || defined(EMULATED_TILES)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(EMULATED_TILES)
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
@@ -150,6 +150,8 @@ INLINE vec second_of(vec words) { return (vec)((uvec)words & 0xffff0000u); }
 INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
 #if defined(__AVX512BF16__)
   if (in_pairs) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  if (in_pairs) return (vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)all(*left), (bfloat16x8_t)right);
 #elif HAS_PAIRS
   if (in_pairs) return sum + first_of(all(*left)) * first_of(right) + second_of(all(*left)) * second_of(right);
 #endif

@@ -21,6 +21,13 @@
 #define CENTER 127
 #endif
 
+// vectors of sums that are made at once: they and as many factors fit into registers, of which ARM has 32
+#if defined(__aarch64__)
+#define SUMS 16
+#else
+#define SUMS LANES
+#endif
+
 enum {
   OUTPUTS = 16,        // of a linear map whose weights are kept in the nearest cache while all rows pass by
   WIDENED_FOR = 8,     // rows or more: each block of bfloat16 weights is made float32 once for all of them
@@ -153,20 +160,19 @@ INLINE vec fold(vec sums[LANES]) {
   return sums[0];
 }
 
-// `count` outputs of some rows, or as many as there are vectors to fold; `weight` is that of the first one.
+// `count` outputs of some rows, or as many as there are sums; `weight` is that of the first one.
 INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, int64_t count, const float *x,
                      int64_t x_row, float *y, int64_t y_row) {
-  enum { MOST = LANES };
-  const int outputs = LANES / rows, bytes = is_bfloat16 ? 2 : 4;
-  vec sums[MOST];
-  const char *weights[MOST];
+  const int outputs = SUMS / rows, bytes = is_bfloat16 ? 2 : 4;
+  vec sums[SUMS];
+  const char *weights[SUMS];
 #pragma GCC unroll 16
-  for (int i = 0; i < LANES; ++i) sums[i] = all(0);
+  for (int i = 0; i < SUMS; ++i) sums[i] = all(0);
 #pragma GCC unroll 16
   for (int o = 0; o < outputs; ++o) weights[o] = (const char *)weight + least(o, count - 1) * in * bytes;
   int64_t k = 0, ahead = 2 * OUTPUTS * in;  // too far for what a processor fetches by itself
   for (; k + LANES <= in; k += LANES) {
-    vec right[MOST];
+    vec right[SUMS];
 #pragma GCC unroll 16
     for (int o = 0; o < outputs; ++o) {
       __builtin_prefetch(weights[o] + (k + ahead) * bytes, 0, 2);
@@ -186,8 +192,9 @@ INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, 
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) sums[r * outputs + o] += LOAD(x + r * x_row + k) * right;
     }
-  float folded[LANES];
-  STORE(folded, fold(sums));
+  float folded[SUMS];
+#pragma GCC unroll 4
+  for (int i = 0; i < SUMS; i += LANES) STORE(folded + i, fold(sums + i));
   size_t made = (size_t)count < (size_t)outputs ? (size_t)count : (size_t)outputs;
   for (int r = 0; r < rows; ++r) {
     if (made == (size_t)outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
@@ -203,7 +210,7 @@ INLINE void dot_rows(int is_bfloat16, const void *weight, int64_t in, int64_t co
     const float *x = input.numbers + r * input.row;
     float *place = y + r * y_row;
 #define DOTS(ROWS) \
-  for (int64_t i = 0; i < count; i += LANES / ROWS) \
+  for (int64_t i = 0; i < count; i += SUMS / ROWS) \
     dot_tile(ROWS, is_bfloat16, (const char *)weight + i * in * bytes, in, count - i, x, input.row, place + i, y_row); \
   r += ROWS
     if (rows - r >= 4) { DOTS(4); }
@@ -245,6 +252,8 @@ INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
   // its left factors have no sign: they get the right ones' sizes, and the right ones' signs go to the left ones
   __m256i sizes = _mm256_abs_epi8((__m256i)right), signed_left = _mm256_sign_epi8((__m256i)left, (__m256i)right);
   return sums + (ivec)_mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed_left), _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (ivec)vdotq_s32((int32x4_t)sums, (int8x16_t)left, (int8x16_t)right);
 #else
   svec odd = ((svec)left >> 8) * ((svec)right >> 8), even = ((svec)left << 8 >> 8) * ((svec)right << 8 >> 8);
   ivec pairs = (ivec)(odd + even);
@@ -740,6 +749,8 @@ INLINE uint32_t greater_bits(vec numbers, float than) {
   return _mm512_cmp_ps_mask((__m512)numbers, _mm512_set1_ps(than), _CMP_GT_OQ);
 #elif defined(__AVX__) && VECTOR_BYTES == 32
   return _mm256_movemask_ps(_mm256_cmp_ps((__m256)numbers, _mm256_set1_ps(than), _CMP_GT_OQ));
+#elif defined(__aarch64__)
+  return vaddvq_u32((uint32x4_t)((numbers > than) & (ivec){1, 2, 4, 8}));
 #else
   uint32_t bits = 0;
   for (int lane = 0; lane < LANES; ++lane) bits |= (uint32_t)(numbers[lane] > than) << lane;

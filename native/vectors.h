@@ -11,6 +11,8 @@
 #include <string.h>
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef VECTOR_BYTES
@@ -207,6 +209,8 @@ INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t widt
 INLINE hvec narrow(vec numbers) {
 #if defined(__AVX512BF16__)
   return (hvec)_mm512_cvtneps_pbh((__m512)numbers);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (hvec)vcvt_bf16_f32((float32x4_t)numbers);
 #else
   uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   rounded = (uvec)either(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
