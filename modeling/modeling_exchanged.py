@@ -8,6 +8,7 @@ folder has a configuration around the model's own, so that it opens as what it w
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
