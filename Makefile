@@ -24,7 +24,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest test-newest demo translate app docs notebooks wheel clean
+.PHONY: help setup style quality pytest test test-native test-slow test-oldest test-newest demo translate app docs notebooks wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -65,9 +65,17 @@ quality: $(SETUP)  ## lint and format, read only
 # `python -m pytest`: the latter would put the repository's folders on the import path.
 MARKERS = not slow and not gpu
 pytest: $(SETUP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m '$(MARKERS)'
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m '$(MARKERS)' $(TESTS)
 
 test: quality pytest  ## lint and the test suite, offline
+
+# `make pytest` takes the instruction set that the CPU runs fastest. Older CPUs have one of these.
+NATIVE = avx2 generic
+test-native: $(SETUP)  ## the tests that call compiled code, with the instruction sets of older CPUs
+	@used=$$($(VENV)/bin/python -c 'import reluformers_native as n; print(n.instruction_set())'); \
+	for name in $(NATIVE); do \
+		[ $$name = $$used ] || RELUFORMERS_NATIVE=$$name $(MAKE) pytest TESTS='tests/modeling tests/translation' || exit; \
+	done
 
 test-slow: MARKERS = slow and not gpu
 test-slow: pytest  ## the tests left out of `make test`
