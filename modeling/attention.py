@@ -22,6 +22,7 @@ from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor, sum_to_one
+from .context_parallel import all_rows, number_of_processes
 from .kernels import apply_dropout, kernels
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
@@ -360,6 +361,8 @@ class AttentionVariant(nn.Module):
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
+        if not is_cross:
+            key, value = all_rows(key, 2), all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         # in cross-attention no value belongs to the query itself
         if self.attention.exclusive_output and not is_cross:
@@ -453,7 +456,8 @@ class MultiHeadAttention(AttentionVariant):
         gain = self.scale if is_gain else None
         query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        key_len = key.shape[2] if key_value_states is not None else key.shape[2] * number_of_processes()
+        mask = AttentionMask.of(attention_mask, query.shape[2], key_len, query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain

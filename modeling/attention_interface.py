@@ -26,6 +26,7 @@ from transformers.utils import TransformersKwargs
 from ..configuration.configuration_attention import AttentionConfig
 from .attention import AttentionVariant
 from .attention_functions import apply_masked
+from .context_parallel import all_rows, number_of_processes, own_mask
 from .masks import AttentionMask, differ
 from .normalization import unit_length
 
@@ -47,6 +48,7 @@ _KNOWN = {
     *("sliding_window", "cache_position", "return_dict", "deterministic"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
+    "shift_labels",
     *("read_index", "write_index", "logits_indices", "logits_processor_args"),  # of continuous batching
 }
 _LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
@@ -204,13 +206,25 @@ def make_mask(
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         # not a tensor: it is an `AttentionMask` already
         return attention_mask  # `generate` has it made before it calls the model
-    device = torch.device(device)
+    device, number = torch.device(device), number_of_processes()
+    if number > 1:
+        q_length, kv_length = number * q_length, number * kv_length
+        attention_mask = None if attention_mask is None else all_rows(attention_mask)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     # a static cache counts on the device, where code may be compiled that takes tensors alone
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
+    names = dict(parts or ())
+    if number > 1:
+        pieces = names.get("packed", {}).get("packed_sequence_mask")
+        # To transformers, the positions of the two pieces of a process look like two packed texts.
+        if pieces is not None and pieces.diff().count_nonzero(1).max() <= 1:
+            parts = [part for part in parts if part[0] not in ("packed", "remapped")]
+            names.pop("packed")
+        if parts is None or isinstance(q_offset, Tensor) or q_offset or kv_offset or {"packed", "chunk"} & {*names}:
+            raise ValueError("a sequence on several processes must be one text, with causality or windows, uncached")
     if parts is None:
         return sdpa_mask(
             batch_size=batch_size,
@@ -245,11 +259,11 @@ def make_mask(
             last_keys.append(last)
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
     causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
-    names, last = dict(parts), None
+    last = None
     if last_keys and "causal" not in names:  # which no query sees behind
         last = functools.reduce(torch.minimum, last_keys) - kv_offset
     flags = {"is_packed": "packed" in names, "has_chunks": "chunk" in names}
-    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags)
+    return own_mask(InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags))
 
 
 def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
@@ -374,9 +388,12 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
     starts, positions = keywords.get("cu_seq_lens_q"), keywords.get("position_ids")
 
     def by_positions() -> AttentionMask:
-        begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
+        whole = all_rows(positions)
+        begins = torch.diff(whole, prepend=whole[:, :1] - 1) < 1
         if not torch.compiler.is_compiling() and not begins.any():
             return mask
+        if whole is not positions:
+            raise ValueError("a sequence on several processes must be one text, but position_ids begin again")
         # number of the text at each place: a query sees from its first to its last place
         texts = begins.cumsum(-1)
         return _within(mask, *_bounds_of(texts))
@@ -384,7 +401,9 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
     if starts is None:
         is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
         # with a cache there are more keys than positions, and a text cannot begin in between
-        is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == mask.key_len == positions.shape[-1]
+        whole_len = mask.query_len * number_of_processes()
+        is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == positions.shape[-1]
+        is_row = is_row and whole_len == mask.key_len
         return mask.once("texts", by_positions) if is_free and is_row else mask
     if getattr(mask, "has_chunks", False):
         raise ValueError("cu_seq_lens_q packs rows that are cut into chunks: give position_ids and use_cache=False")
@@ -430,17 +449,19 @@ def _read_mask(
     indices: Tensor | None,
 ) -> tuple[AttentionMask, Tensor | None]:
     """The mask, and what an additive one adds to scores that it does not hide."""
-    query_len, key_len = query.shape[2], key.shape[2]
+    number = number_of_processes()
+    query_len, key_len = query.shape[2], key.shape[2] * number
     if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
         if differ(mask.key_len, key_len):  # compiled code would read beyond its end
             raise ValueError(f"the mask is of {mask.key_len} keys, but there are {key_len}")
         return mask, None
     if mask is None:
         is_causal = getattr(module, "is_causal", query_len > 1) if is_causal is None else is_causal
+        query_len *= number
         if is_causal and query_len not in (1, key_len):
             raise ValueError(f"causal attention of {query_len} queries to {key_len} keys needs a mask")
         offset = key_len - query_len if is_causal else None
-        return AttentionMask(query_len, key_len, query.device, causal_offset=offset), None
+        return own_mask(AttentionMask(query_len, key_len, query.device, causal_offset=offset)), None
     if mask.dim() != 4:
         raise ValueError(f"an attention mask is {list(mask.shape)}, but must have 4 dimensions")
     mask = mask[..., :key_len] if indices is None else _only_chosen(mask[..., :key_len], indices)

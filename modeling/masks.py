@@ -97,6 +97,26 @@ class AttentionMask:
             given=given,
         )
 
+    def of_rows(self, rows: Tensor) -> "AttentionMask":
+        """The mask of queries at these indices, which rise."""
+
+        def of(part: Tensor | None, dim: int = 1) -> Tensor | None:
+            return part if part is None or part.shape[dim] == 1 else part.index_select(dim, rows)
+
+        last = of(self.last_keys)
+        if self.causal_offset is not None:
+            causal = rows[None] + self.causal_offset
+            last = causal if last is None else last.minimum(causal)
+        return replace(
+            self,
+            query_len=len(rows),
+            causal_offset=None,
+            first_keys=of(self.first_keys),
+            last_keys=last,
+            given=of(self.given, 2),
+            query_mask=of(self.query_mask),
+        )
+
     @property
     def is_structured(self) -> bool:
         """Whether there is no ready mask, and causality is known on the host."""

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
+from .context_parallel import sum_of_processes
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
@@ -136,6 +137,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
+        sums = sum_of_processes(sums)
         normalization, entropy_excess, null_rows, number = sums.unbind()
         number = number.clamp_min(1)
         null_rate = (null_rows / number).detach()

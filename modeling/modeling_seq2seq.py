@@ -27,6 +27,7 @@ from ..configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
 )
 from .attention import MultiHeadAttention
+from .context_parallel import all_rows, own_mask, own_rows
 from .embeddings import SinusoidalPositions
 from .generation_check import CheckedGenerationMixin
 from .kernels import apply_dropout, kernels
@@ -233,11 +234,11 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 
     def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """Hidden states after all layers and the last norm, and what each layer has of row statistics."""
-        rows = []
+        rows, hidden_states = [], own_rows(hidden_states)
         for layer in self.layers:
             hidden_states, *layer_rows = layer(hidden_states, *arguments)
             rows.append(tuple(layer_rows))
-        return hidden_states if self.norm is None else self.norm(hidden_states), rows
+        return all_rows(hidden_states if self.norm is None else self.norm(hidden_states)), rows
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -267,7 +268,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         length, device = given.shape[1], given.device
         self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        mask = replace(mask, query_mask=mask.key_padding_mask)
+        mask = own_mask(replace(mask, query_mask=mask.key_padding_mask))
         options = self.attention_options(mask, output_attentions, output_null_rate)
         positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
@@ -338,6 +339,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if query_mask is not None:
             mask = replace(mask, query_mask=query_mask)
             source_mask = replace(source_mask, query_mask=query_mask.reshape(sources, queries))
+        mask, source_mask = own_mask(mask), own_mask(source_mask)
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )

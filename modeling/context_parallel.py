@@ -1,0 +1,81 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallelism: each process has some rows of a sequence, and attends to the keys of all processes.
+
+Of 2n pieces of a sequence, process r of n has piece r and piece 2n − 1 − r: with causality all have equal work.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .masks import AttentionMask
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_MESH: ContextVar["DeviceMesh | None"] = ContextVar("context_parallel", default=None)
+
+
+@contextmanager
+def sequence_on(mesh: "DeviceMesh") -> Iterator[None]:
+    """Let the processes of a mesh of one dimension share every sequence."""
+    token = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(token)
+
+
+def number_of_processes() -> int:
+    """How many processes share a sequence; 1 outside of `sequence_on`."""
+    mesh = _MESH.get()
+    return 1 if mesh is None else mesh.size()
+
+
+def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> Tensor:
+    """The rows of this process.
+
+    Raises:
+        ValueError: twice the number of processes does not divide the length.
+    """
+    mesh = _MESH.get() if mesh is None else mesh
+    if mesh is None:
+        return states
+    number, length = 2 * mesh.size(), states.shape[dim]
+    if length % number:
+        raise ValueError(f"a sequence has {length} tokens, but must have a multiple of {number} to be shared")
+    pieces, rank = states.chunk(number, dim), mesh.get_local_rank()
+    return torch.cat([pieces[rank], pieces[number - 1 - rank]], dim)
+
+
+def all_rows(states: Tensor, dim: int = 1) -> Tensor:
+    """The rows of all processes in their order; the backward pass adds up what all processes have of a gradient."""
+    if _MESH.get() is None:
+        return states
+    pieces = [piece for part in _gather(states).chunk(number_of_processes()) for piece in part.chunk(2, dim)]
+    return torch.cat([*pieces[::2], *pieces[::-2]], dim)
+
+
+def _gather(states: Tensor) -> Tensor:
+    from torch.distributed import _functional_collectives as collectives  # which not every build of torch has
+
+    # the name until torch 2.12
+    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+    return gather(states.contiguous(), 0, _MESH.get())
+
+
+def sum_of_processes(states: Tensor) -> Tensor:
+    """Sum over all processes; so is its gradient."""
+    return states if _MESH.get() is None else _gather(states[None]).sum(0)
+
+
+def own_mask(mask: AttentionMask) -> AttentionMask:
+    """The mask of the rows of this process."""
+    if _MESH.get() is None:
+        return mask
+    return mask.of_rows(own_rows(torch.arange(mask.query_len, device=mask.device), 0))
