@@ -7,11 +7,13 @@ both are computed. Reads top to bottom; the encoder–decoder families and the v
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -426,6 +428,26 @@ class AttentionMask:
             given=given,
         )
 
+    def of_rows(self, rows: Tensor) -> "AttentionMask":
+        """The mask of queries at these indices, which rise."""
+
+        def of(part: Tensor | None, dim: int = 1) -> Tensor | None:
+            return part if part is None or part.shape[dim] == 1 else part.index_select(dim, rows)
+
+        last = of(self.last_keys)
+        if self.causal_offset is not None:
+            causal = rows[None] + self.causal_offset
+            last = causal if last is None else last.minimum(causal)
+        return replace(
+            self,
+            query_len=len(rows),
+            causal_offset=None,
+            first_keys=of(self.first_keys),
+            last_keys=last,
+            given=of(self.given, 2),
+            query_mask=of(self.query_mask),
+        )
+
     @property
     def is_structured(self) -> bool:
         """Whether there is no ready mask, and causality is known on the host."""
@@ -501,6 +523,79 @@ class AttentionMask:
             first = first.clamp(0, self.key_len).minimum(seen)
             counts = counts - (first if real is None else real.gather(1, first.expand(len(real), -1)))
         return counts[:, None, :, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/context_parallel.py
+# Context parallelism: each process has some rows of a sequence, and attends to the keys of all processes.
+#
+# Of 2n pieces of a sequence, process r of n has piece r and piece 2n − 1 − r: with causality all have equal work.
+
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_MESH: ContextVar["DeviceMesh | None"] = ContextVar("context_parallel", default=None)
+
+
+@contextmanager
+def sequence_on(mesh: "DeviceMesh") -> Iterator[None]:
+    """Let the processes of a mesh of one dimension share every sequence."""
+    token = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(token)
+
+
+def number_of_processes() -> int:
+    """How many processes share a sequence; 1 outside of `sequence_on`."""
+    mesh = _MESH.get()
+    return 1 if mesh is None else mesh.size()
+
+
+def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> Tensor:
+    """The rows of this process.
+
+    Raises:
+        ValueError: twice the number of processes does not divide the length.
+    """
+    mesh = _MESH.get() if mesh is None else mesh
+    if mesh is None:
+        return states
+    number, length = 2 * mesh.size(), states.shape[dim]
+    if length % number:
+        raise ValueError(f"a sequence has {length} tokens, but must have a multiple of {number} to be shared")
+    pieces, rank = states.chunk(number, dim), mesh.get_local_rank()
+    return torch.cat([pieces[rank], pieces[number - 1 - rank]], dim)
+
+
+def all_rows(states: Tensor, dim: int = 1) -> Tensor:
+    """The rows of all processes in their order; the backward pass adds up what all processes have of a gradient."""
+    if _MESH.get() is None:
+        return states
+    pieces = [piece for part in _gather(states).chunk(number_of_processes()) for piece in part.chunk(2, dim)]
+    return torch.cat([*pieces[::2], *pieces[::-2]], dim)
+
+
+def _gather(states: Tensor) -> Tensor:
+    from torch.distributed import _functional_collectives as collectives  # which not every build of torch has
+
+    # the name until torch 2.12
+    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+    return gather(states.contiguous(), 0, _MESH.get())
+
+
+def sum_of_processes(states: Tensor) -> Tensor:
+    """Sum over all processes; so is its gradient."""
+    return states if _MESH.get() is None else _gather(states[None]).sum(0)
+
+
+def own_mask(mask: AttentionMask) -> AttentionMask:
+    """The mask of the rows of this process."""
+    if _MESH.get() is None:
+        return mask
+    return mask.of_rows(own_rows(torch.arange(mask.query_len, device=mask.device), 0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -960,6 +1055,8 @@ class AttentionVariant(nn.Module):
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
+        if not is_cross:
+            key, value = all_rows(key, 2), all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         # in cross-attention no value belongs to the query itself
         if self.attention.exclusive_output and not is_cross:
@@ -1053,7 +1150,8 @@ class MultiHeadAttention(AttentionVariant):
         gain = self.scale if is_gain else None
         query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        key_len = key.shape[2] if key_value_states is not None else key.shape[2] * number_of_processes()
+        mask = AttentionMask.of(attention_mask, query.shape[2], key_len, query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain

@@ -3,10 +3,8 @@
 """Vision Transformers for image classification whose families differ by their configuration alone."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.pytorch_utils import id_tensor_storage
@@ -35,6 +32,7 @@ from .attention import (
     attention_backend,
     build_norm,
     regularizer_sums,
+    sum_of_processes,
     tensors_of,
 )
 from .configuration_vision import (
@@ -185,7 +183,6 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: TransformerConfig):
         config.validate()  # fields may have been set since it was built
         super().__init__(config)
-        self._folder_with_code: PurePath | None = None
         self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -193,23 +190,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
         super()._initialize_weights(module)
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
-        """Save as transformers does; weights that the configuration does not tie open as weights of their own.
-
-        The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-        """
+        """Save as transformers does; weights that the configuration does not tie open as weights of their own."""
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._without_other_ties(self.state_dict() if state_dict is None else state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
-        folder = PurePath(save_directory)
-        is_main_process = self.should_save_on_this_rank(is_main_process)
-        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
-            if self.is_remote_code():
-                # once: later on, a push that runs in the background may be reading these files
-                if self._folder_with_code != folder.parent:
-                    custom_object_save(self, folder.parent)
-                    self._folder_with_code = folder.parent
-            elif self.config.payload_writer is not None:
-                self.config.payload_writer(self.config, folder.parent)
 
     def _without_other_ties(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leave out what opening ties again, and copy what shares memory otherwise, as after PEFT has cut a tie."""
@@ -301,6 +285,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
+        sums = sum_of_processes(sums)
         normalization, entropy_excess, null_rows, number = sums.unbind()
         number = number.clamp_min(1)
         null_rate = (null_rows / number).detach()

@@ -3,11 +3,9 @@
 """Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
 
 import math
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -38,12 +35,16 @@ from .attention import (
     ScaleNorm,
     SiteRows,
     UnitLinear,
+    all_rows,
     apply_dropout,
     at_least_float32,
     attention_backend,
     build_norm,
     kernels,
+    own_mask,
+    own_rows,
     regularizer_sums,
+    sum_of_processes,
     tensors_of,
     unit_length,
 )
@@ -319,7 +320,6 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: TransformerConfig):
         config.validate()  # fields may have been set since it was built
         super().__init__(config)
-        self._folder_with_code: PurePath | None = None
         self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -327,23 +327,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
         super()._initialize_weights(module)
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
-        """Save as transformers does; weights that the configuration does not tie open as weights of their own.
-
-        The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-        """
+        """Save as transformers does; weights that the configuration does not tie open as weights of their own."""
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._without_other_ties(self.state_dict() if state_dict is None else state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
-        folder = PurePath(save_directory)
-        is_main_process = self.should_save_on_this_rank(is_main_process)
-        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
-            if self.is_remote_code():
-                # once: later on, a push that runs in the background may be reading these files
-                if self._folder_with_code != folder.parent:
-                    custom_object_save(self, folder.parent)
-                    self._folder_with_code = folder.parent
-            elif self.config.payload_writer is not None:
-                self.config.payload_writer(self.config, folder.parent)
 
     def _without_other_ties(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leave out what opening ties again, and copy what shares memory otherwise, as after PEFT has cut a tie."""
@@ -435,6 +422,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
+        sums = sum_of_processes(sums)
         normalization, entropy_excess, null_rows, number = sums.unbind()
         number = number.clamp_min(1)
         null_rate = (null_rows / number).detach()
@@ -727,11 +715,11 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 
     def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """Hidden states after all layers and the last norm, and what each layer has of row statistics."""
-        rows = []
+        rows, hidden_states = [], own_rows(hidden_states)
         for layer in self.layers:
             hidden_states, *layer_rows = layer(hidden_states, *arguments)
             rows.append(tuple(layer_rows))
-        return hidden_states if self.norm is None else self.norm(hidden_states), rows
+        return all_rows(hidden_states if self.norm is None else self.norm(hidden_states)), rows
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -761,7 +749,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         length, device = given.shape[1], given.device
         self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        mask = replace(mask, query_mask=mask.key_padding_mask)
+        mask = own_mask(replace(mask, query_mask=mask.key_padding_mask))
         options = self.attention_options(mask, output_attentions, output_null_rate)
         positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
@@ -832,6 +820,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if query_mask is not None:
             mask = replace(mask, query_mask=query_mask)
             source_mask = replace(source_mask, query_mask=query_mask.reshape(sources, queries))
+        mask, source_mask = own_mask(mask), own_mask(source_mask)
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
