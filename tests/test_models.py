@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from builders.clean_processes import run_clean
 from reluformers.publish.folder_check import check_folder
-from reluformers.publish.release import foreign_code, select_files
+from reluformers.publish.release import foreign_code, read_saved_model
 from reluformers.saved_code.registry import code_of
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))
@@ -28,9 +28,10 @@ OPEN_DIGITS = """
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_a_model_is_a_release_of_this_code(folder):
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    names = set(select_files(folder))
+    saved = read_saved_model(folder)
+    names = set(saved.files)
     assert {path.relative_to(folder).as_posix() for path in folder.iterdir() if path.is_file()} <= names
-    assert foreign_code(folder) == []
+    assert foreign_code(saved) == []
     assert set(code_of(type(config))) <= names, "run scripts/refresh_models.py"
     assert sum((folder / name).stat().st_size for name in names) < MEGABYTES[folder.name] * 2**20
     card = ModelCard.load(folder / "README.md")

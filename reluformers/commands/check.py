@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
 from reluformers.publish.folder_check import check_folder, write_answers
-from reluformers.publish.release import CHECK_FILE, refuse_foreign_code
+from reluformers.publish.release import CHECK_FILE, read_saved_model, refuse_foreign_code
 from reluformers.training.checkpoints import check_model
 
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     if is_hub_id(options.model):
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
-    refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
+    refuse_foreign_code(read_saved_model(folder), options.trust_code, print, shown_as=options.model)
     check = check_folder(folder, options.write)
     name = check.model_class.rpartition(".")[2]
     print(f"{options.model}: opens without reluformers as {name}; its logits differ by {check.difference:.1e}")

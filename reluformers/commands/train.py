@@ -18,7 +18,6 @@ import torch
 from reluformers.tasks import load_recipe, task_named
 from reluformers.training.callbacks import keep_freed_memory
 from reluformers.training.recipe import Recipe, override
-from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
 from . import rows_of
 
@@ -61,7 +60,11 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
         return load_recipe(options.recipe, options.changes)
     if options.recipe is not None or not {"data", "source_lang", "target_lang"} <= set(given):
         raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
-    data, validation = rows_of(options.data), rows_of(options.validation) if options.validation else None
+    # here, as a recipe of another task needs none of it
+    from reluformers.translation.recipe import TranslationRecipe, default_recipe
+
+    data = rows_of(options.data)
+    validation = rows_of(options.validation) if options.validation else None
     sections = default_recipe(data, options.source_lang, options.target_lang, validation)
     override(sections, options.changes)
     return TranslationRecipe.from_sections(sections, "--data")

@@ -14,18 +14,12 @@ from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from reluformers.data.names import is_hub_id
 from reluformers.files import stamp
-from reluformers.tasks import TASKS
+from reluformers.tasks import task_named
 
 from .card import CARD_FILE, MARK, write_card
 from .finished_run import read_results
 from .folder_check import check_folder, write_answers
-from .release import (
-    REMOVED,
-    read_config,
-    refuse_foreign_code,
-    refuse_tokens,
-    stage_files,
-)
+from .release import REMOVED, read_saved_model, refuse_foreign_code, refuse_tokens, stage_files
 
 _LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")  # by an example of a card
 _PINNED = re.compile(r"""revision=["']([^"']+)["']""")
@@ -74,13 +68,14 @@ def push_to_hub(
         ValueError: the folder is not fit to be published, or `confirm` says no.
         OSError: the Hub refuses.
     """
-    folder, api = Path(folder), api or HfApi()
-    hub = _Repository(api, repo_id, private, read_config(folder)["model_type"])
+    api = api or HfApi()
+    saved = read_saved_model(Path(folder))
+    hub = _Repository(api, repo_id, private, saved.config["model_type"])
     with tempfile.TemporaryDirectory() as temporary:
         staging = Path(temporary).resolve()
-        stage_files(folder, staging, card_options.get("held_out", True))
+        staged = stage_files(saved, staging, card_options.get("held_out", True))
         stamps = {path: stamp(path) for path in staging.rglob("*") if path.is_symlink()}
-        refuse_foreign_code(staging, trust_code, report, shown_as=folder)
+        refuse_foreign_code(staged, trust_code, report, shown_as=folder)
         card = staging / CARD_FILE
         named = _pinned_revision(card, repo_id, revision)
         name = named or hub.head_tag or hub.next_tag
@@ -184,7 +179,7 @@ class _Repository:
 def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
     """Lines of Python that use exactly this release, on an input that the run in the folder answered well."""
     examples = read_results(folder).get("examples")
-    example = examples[0]["source"] if examples else TASKS[release.task].example
+    example = examples[0]["source"] if examples else task_named(release.task).example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (
         "from transformers import pipeline\n\n"

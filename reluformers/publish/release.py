@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
@@ -67,8 +68,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def select_files(folder: Path) -> list[str]:
-    """List the files that make a release, sorted paths within the folder; all others stay at home."""
+class SavedModel(NamedTuple):
+    """A saved model's folder, read once.
+
+    Args:
+        path: of the folder.
+        config: content of config.json.
+        files: what makes a release, sorted paths within the folder; all others stay at home.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    files: list[str]
+
+    @property
+    def family(self) -> type[PreTrainedConfig]:
+        """Its configuration class."""
+        return config_class_of(self.config["model_type"])
+
+
+def read_saved_model(folder: Path) -> SavedModel:
+    """Read config.json and choose the files of a release; raises what `read_config` raises."""
     config = read_config(folder)
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = {name for name in files if any(fnmatchcase(name, pattern) for pattern in _ALLOWED)}
@@ -77,7 +97,8 @@ def select_files(folder: Path) -> list[str]:
         names.remove(CARD_FILE)
     else:  # the pictures that it shows, in its text or as an example of the widget
         names |= {path.name for path in folder.iterdir() if path.suffix.lower() in PICTURES and path.name in card}
-    return sorted(names | set(code_of(config_class_of(config["model_type"]))) | set(_named_code(folder, config)))
+    code = {*code_of(config_class_of(config["model_type"])), *_named_code(folder, config)}
+    return SavedModel(folder, config, sorted(names | code))
 
 
 def _named_code(folder: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -93,11 +114,11 @@ def _implementations(config: dict[str, Any]) -> dict[str, str]:
     return {task: pipeline["impl"] for task, pipeline in (config.get("custom_pipelines") or {}).items()}
 
 
-def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
-    """Bring the files of a release into an empty folder: weights as links, all others as copies.
+def stage_files(saved: SavedModel, staging: Path, held_out: bool = True) -> SavedModel:
+    """Bring the files of a release into an empty folder, which is returned: weights as links, others as copies.
 
     Args:
-        folder: of a saved model.
+        saved: the model.
         staging: where to.
         held_out: whether the rows of the validation set that results.json holds go with it.
 
@@ -105,9 +126,10 @@ def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
         FileNotFoundError: a file is missing.
         ValueError: one is a link out of the folder, behind which may be anything.
     """
-    for name in select_files(folder):
-        source, target = folder / name, staging / name
-        if not source.resolve().is_relative_to(folder.resolve()):
+    for name in saved.files:
+        source = saved.path / name
+        target = staging / name
+        if not source.resolve().is_relative_to(saved.path.resolve()):
             raise ValueError(f"{source}: is a link to a place outside of the folder; put the file itself there")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".safetensors":
@@ -121,6 +143,7 @@ def stage_files(folder: Path, staging: Path, held_out: bool = True) -> None:
             shutil.copyfile(source, target)
     if not held_out:
         _leave_out_examples(staging / RESULTS_FILE, staging / CHECK_FILE)
+    return saved._replace(path=staging)
 
 
 def _leave_out_examples(results: Path, answers: Path) -> None:
@@ -158,9 +181,12 @@ def refuse_tokens(staging: Path) -> None:
             raise ValueError(f"{path}: holds a key or token; take it out, and revoke it if others saw it")
 
 
-def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], None], shown_as: Path | str) -> None:
+def refuse_foreign_code(
+    saved: SavedModel, trust_code: bool, report: Callable[[str], None], shown_as: Path | str
+) -> None:
     """Let only the code of this library be run without being trusted by name; other code is reported or refused."""
-    if not (foreign := foreign_code(folder)):
+    foreign = foreign_code(saved)
+    if not foreign:
         return
     differing = f"{shown_as}: {', '.join(foreign)}: not as this version of reluformers writes it"
     if not trust_code:
@@ -171,17 +197,18 @@ def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], 
     report(f"{differing}; run because you trust it")
 
 
-def foreign_code(folder: Path) -> list[str]:
+def foreign_code(saved: SavedModel) -> list[str]:
     """List the files of a folder that bring other code than this library writes, be it that they name some."""
-    config = read_config(folder)
-    family = config_class_of(config["model_type"])
-    ours, names = code_of(family), select_files(folder)
+    folder, config, names = saved
+    ours = code_of(saved.family)
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if name.endswith(".py")}
     foreign = [name for name, text in texts.items() if text != ours.get(name)]
-    expected = {"custom_pipelines": custom_pipelines(family)}
-    if config.get("auto_map") != auto_map(family) or _implementations(config) != _implementations(expected):
+    expected = {"custom_pipelines": custom_pipelines(saved.family)}
+    if config.get("auto_map") != auto_map(saved.family) or _implementations(config) != _implementations(expected):
         foreign.append("config.json")
     settings = [name for name in names if name.endswith("_config.json")]
-    # at any depth, and however its letters are written
+    # Written anew by json.dumps, the key is seen at any depth and however its letters were escaped.
     foreign += [name for name in settings if '"auto_map": ' in json.dumps(read_json(folder / name))]
-    return foreign + [name for name in ("custom_generate/generate.py",) if (folder / name).exists()]
+    if (folder / "custom_generate/generate.py").exists():
+        foreign.append("custom_generate/generate.py")
+    return foreign

@@ -24,7 +24,7 @@ ATTENTION_COLUMNS = {
 
 @dataclass(frozen=True)
 class Task:
-    """What the tables have to know of a task; the fields are those of `reluformers.tasks.Task`.
+    """What the tables have to know of a task; the fields are those of `reluformers.training.task.Task`.
 
     Args:
         columns: measure of a run → heading and format in a table.
@@ -46,7 +46,7 @@ def _of_library(task: library.Task) -> Task:
     return Task(task.name, task.recipe_class, task.train, task.scorer, task.main_metric, task.speeds)
 
 
-TASKS = {name: _of_library(task) for name, task in library.TASKS.items()} | {
+TASKS = {name: _of_library(library.task_named(name)) for name in library.TASKS} | {
     CausalRecipe.task: Task(
         name=CausalRecipe.task,
         recipe_class=CausalRecipe,

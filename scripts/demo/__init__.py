@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.files import atomic_directory
-from reluformers.tasks import TASKS
+from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe
 
 
@@ -14,4 +14,4 @@ def train_model(recipe: Recipe, files: dict[str, Path], folder: Path, report: Ca
     """Train, score on the held-out rows of `files` and save, whole or not at all; an earlier model is replaced."""
     data = replace(recipe.data, **{split: str(file) for split, file in files.items()})
     with atomic_directory(folder, overwrite=True) as temporary:
-        return TASKS[recipe.task].train(replace(recipe, data=data), temporary, report=report)
+        return task_named(recipe.task).train(replace(recipe, data=data), temporary, report=report)

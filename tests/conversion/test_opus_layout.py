@@ -21,7 +21,7 @@ from builders.commands import run_command
 from builders.opus import ENGLISH, GERMAN, LAYOUTS, save_opus
 from reluformers.app.models import load_model
 from reluformers.modeling.pipeline_translation import split_text
-from reluformers.publish.release import select_files
+from reluformers.publish.release import read_saved_model
 from reluformers.serving.server import load_handler
 from reluformers.translation.decoding import load_translation_model, translate
 
@@ -119,7 +119,7 @@ def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
     translator = pipeline("translation", model=str(tmp_path / "ours"), trust_remote_code=True)
     assert [result["translation_text"] for result in translator(ENGLISH, max_new_tokens=9)] == expected
     load_translation_model(tmp_path / "ours")  # which checks that model and tokenizer fit
-    assert {"source.spm", "target.spm", "vocab.json", "README.md"} <= set(select_files(tmp_path / "ours"))
+    assert {"source.spm", "target.spm", "vocab.json", "README.md"} <= set(read_saved_model(tmp_path / "ours").files)
     run_command("convert", tmp_path / "ours", tmp_path / "back", "--back")
     back = MarianMTModel.from_pretrained(tmp_path / "back")
     torch.testing.assert_close(back.generate(**batch), theirs.generate(**batch))

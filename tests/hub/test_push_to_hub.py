@@ -11,14 +11,14 @@ from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, pushed
 from reluformers.publish import push
 from reluformers.publish.card import write_card
 from reluformers.publish.push import push_to_hub
-from reluformers.publish.release import select_files
+from reluformers.publish.release import read_saved_model
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):
     release = push_to_hub(saved, REPO, api=client(hub))
     repo = hub.repos["models", REPO]
     files = pushed(hub)
-    assert set(files) == {*select_files(saved), ".gitattributes"}
+    assert set(files) == {*read_saved_model(saved).files, ".gitattributes"}
     assert not {Path(name).name for name in PRIVATE} & {Path(name).name for name in files}
     code = {"handler.py", "modeling_seq2seq.py", "attention.py"}
     assert code | {"model.safetensors", "tokenizer.json", "generation_config.json", "README.md"} <= set(files)

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, REPO, client, write_files
 from reluformers.publish.push import push_to_hub
-from reluformers.publish.release import REMOVED, refuse_tokens, stage_files
+from reluformers.publish.release import REMOVED, read_saved_model, refuse_tokens, stage_files
 
 
 def test_a_release_removes_no_file_of_the_owner():
@@ -84,7 +84,7 @@ def test_a_folder_names_code_of_its_own_only(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "/tmp/evil.X"}}))
     with pytest.raises(ValueError, match="outside of the folder"):
-        stage_files(folder, tmp_path / "staging")
+        stage_files(read_saved_model(folder), tmp_path / "staging")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_folder_names_code_of_its_own_only(folder, tmp_path):
 def test_paths_of_records_become_names(folder, tmp_path, value, written):
     results = {"place": value, "examples": [{"source": "/etc/fstab is a file"}]}
     (folder / "results.json").write_text(json.dumps(results))
-    stage_files(folder, tmp_path / "staging")
+    stage_files(read_saved_model(folder), tmp_path / "staging")
     assert json.loads((tmp_path / "staging/results.json").read_text()) == {**results, "place": written}
     assert "train: train.jsonl\n" in (tmp_path / "staging/recipe.yaml").read_text()
     assert "/data/secret" in (folder / "recipe.yaml").read_text()
