@@ -41,7 +41,7 @@ def test_the_notebook_runs(path, tmp_path):
     shutil.copytree(ROOT / "scripts" / "recipes", tmp_path / "scripts" / "recipes")
     shutil.copy(ROOT / "docs" / "how-to.md", tmp_path / "docs")
     text = path.read_text(encoding="utf-8")
-    fewer = {"max_steps=800": "max_steps=100", "(original, 500": "(original, 10", "(model, 100": "(model, 10"}
+    fewer = {"max_steps=400": "max_steps=100", "(original, 500": "(original, 10", "(model, 100": "(model, 10"}
     for updates, few in fewer.items():
         text = text.replace(updates, few)
     notebook = nbformat.reads(text, as_version=4)
