@@ -8,23 +8,23 @@ from typing import Any, Literal, get_args
 
 from .field_checks import check_choice, check_number, strict_fields
 
-# φ that divide by a sum over the row themselves
+# These φ divide by a sum over the row themselves.
 _Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
 DISTRIBUTIONS = frozenset(get_args(_Distribution))
 Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
 ACTIVATIONS = get_args(Activation)
-# φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
+# These φ can give a weight below zero, so their rows are no distribution and have no entropy.
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
-# φ that give the same weights whatever is subtracted from all scores of a row
+# These φ give the same weights whatever is subtracted from all scores of a row.
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
-DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
+DEFAULT_SCALE_LENGTH = 72  # QKNorm has this L for English–Vietnamese.
 
 # Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {},
     # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
     "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
-    # the row that lags or diverges: ReLUFormer, table 2; ReLA, table 1, row 4
+    # This is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
     "relu": {"activation": "relu"},
     # ReLA, table 1, rows 5 to 7
     "rela": {"activation": "relu", "output_norm": "rms_norm"},
@@ -34,7 +34,7 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "qknorm": {"score": "cosine", "learned_scale": True},
     # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
-    # positive weights that sum to 1 (arXiv 2501.13428: the sum is what matters of softmax)
+    # Its positive weights sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
     "relu-sum": {"activation": "relu", "normalizer": "sum"},
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
@@ -121,7 +121,7 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
+        # A sum of weights of both signs may be 0, and rows of distributions sum to 1 already.
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -142,7 +142,7 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        elif hasattr(value, "to_dict"):  # a class of the same name from another checkpoint's code is welcome too
+        elif hasattr(value, "to_dict"):  # It may be the class of the same name of a saved folder's code.
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
@@ -160,7 +160,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        # not `setattr`: the checks run once more, on all fields together
+        # `setattr` would check each field alone; this checks all of them together.
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        # L comes from the data, so it does not make another preset
+        # L comes from the data, so another L is the same preset.
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
@@ -194,6 +194,6 @@ class AttentionConfig:
             return self.scale
         if self.score == "cosine":
             length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
-            # cosines lie in [−1, 1], where softmax is nearly flat: without a large a no key could stand out
+            # Cosines lie in [−1, 1], where softmax is nearly flat, so without a large a no key could stand out.
             return math.log2(length**2 - length)
         return head_dim**-0.5

@@ -61,9 +61,9 @@ class TransformerConfig(PreTrainedConfig):
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
-    # set by the installed library, so that every way of saving writes the code beside config.json
+    # The installed library sets it, so that every way of saving writes the code beside config.json.
     payload_writer: ClassVar[Any] = None
-    # where the model attends; `<site>_attention`, if there is such a field, goes before `attention`
+    # These are the places where the model attends. A field `<site>_attention` goes before `attention`.
     sites: ClassVar[tuple[str, ...]] = ()
 
     attention: Any = "softmax"
@@ -85,10 +85,10 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
+        # transformers sets fields one by one, and sets `attention` to None in its copy for a decoder.
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
         if value is not None and is_attention:
-            # a dict of some fields changes what is there, first that of the family
+            # A dict of some fields changes the attention that is there; at first that is the family's.
             found = (getattr(self, name, None), self.attention, type(self).attention)
             try:
                 value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
@@ -97,7 +97,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers keeps names that it does not know
+        # transformers would keep names that it does not know, in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -146,13 +146,13 @@ class TransformerConfig(PreTrainedConfig):
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if first == SPLIT[0]:  # β
+            if first == SPLIT[0]:  # It has the β of swish.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
-        # the saved file holds the number, so that a new default does not change an old model
+        # The saved file holds the number, so that a new default does not change an old model.
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -176,7 +176,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
-        # presets are written out by their fields: a name would mean what a later version makes of it
+        # The file holds a preset's fields, because a later version could give its name another meaning.
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
@@ -189,5 +189,6 @@ class TransformerConfig(PreTrainedConfig):
         if writes_code:
             type(self).payload_writer(self, save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
-        if push_to_hub and writes_code:  # transformers would leave the code behind, which was there before config.json
+        # transformers uploads new files only, and the code was there before config.json.
+        if push_to_hub and writes_code:
             self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})

@@ -89,10 +89,10 @@ class VisionTransformerConfig(TransformerConfig):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # names of classes decide, and their numbers follow
+        # The names of classes decide, and their numbers follow.
         if name == "id2label" and value is not None:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            value = {int(number): label for number, label in pairs}  # JSON has strings
+            value = {int(number): label for number, label in pairs}  # JSON has strings for keys.
             super().__setattr__("label2id", {label: number for number, label in value.items()})
         elif name == "label2id" and self.id2label is not None:
             return

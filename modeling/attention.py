@@ -28,10 +28,10 @@ from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
 from .regularization import RowStatistics
 
-SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
-BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
+SHORT_KEYS = 128  # With up to so many keys, softmax in bfloat16 is faster written out on a CPU.
+BLOCK_WEIGHTS = 2**22  # Without the library's kernels, so many weights are kept at a time.
 
-# ψ of the output gate
+# ψ of the output gate, by name
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
@@ -65,7 +65,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
-        # a parameter of this layer, so the other layers cannot share it
+        # A learned θ is a parameter of this layer, so other layers cannot share the result.
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -111,7 +111,7 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # before the division, so that a model divides the sums of all layers of a site at once
+    # Statistics come before the division, so that a model divides the sums of all layers of a site at once.
     rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
@@ -120,7 +120,7 @@ def eager_attention(
         weights = sum_to_one(weights)
     if formula.attention.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
-    # after the statistics: they and the returned weights must not depend on chance
+    # Dropout comes after the statistics, because they and the returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
 
@@ -151,20 +151,20 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    # exported programs are to hold PyTorch's plain operators alone
+    # An exported program must hold plain operators of PyTorch alone.
     is_known = KNOWS_FIELDS.get(type(formula), False) and KNOWS_FIELDS.get(type(attention), False)
     if not is_known or torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
-        # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
+        # On CPUs PyTorch writes the weights out for dropout too, and draws it slower.
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
-        if statistics != "all" and not is_written_out:  # the entropy needs whole rows
+        if statistics != "all" and not is_written_out:  # The entropy needs whole rows.
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
             return softmax_attention(*arguments)
-    # one query saves nothing but copies of keys that several heads share
+    # With one query, a fused computation saves nothing but copies of keys that several heads share.
     elif kernels is not None and mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1]):
         found = attention_by_kernels(*arguments)
         if found is not None:
@@ -177,7 +177,8 @@ def attention_by_kernels(
 ) -> AttentionOutput | None:
     """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
-    divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)  # it cancels there
+    # A divisor of the whole row cancels in a row that sums to 1.
+    divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
     is_tensor = isinstance(threshold, Tensor)
     if is_tensor:
         threshold = threshold.reshape(()) if threshold.numel() == 1 else threshold.squeeze(-1)
@@ -206,18 +207,18 @@ def attention_in_blocks(
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
-    if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
+    if mask.query_len <= number or torch.compiler.is_compiling():  # A compiler chooses itself what to keep.
         output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
         of_part = formula
-        # a bias of one row is the same for all queries
+        # A bias of one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
             of_part = replace(formula, bias=formula.bias[..., start:stop, :])
         arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
-        # autograd would keep the weights of every block, which is what blocks are to avoid
+        # Autograd would keep the weights of every block, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -260,7 +261,7 @@ def softmax_attention(
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
-        # nothing to add up: a row of softmax sums to 1, or to 0 if it sees no key
+        # Nothing has to be added up, because a row of softmax sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         if formula.attention.has_late_statistics and divisor is not None:
@@ -275,7 +276,8 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
     first = 0 if mask.causal_offset is None else mask.causal_offset
     places = slice(first, first + mask.query_len)
-    if isinstance(first, Tensor):  # a static cache counts on the device; an index copies, and adds up in the backward
+    # A static cache counts on the device, so the rows are taken by an index, which copies.
+    if isinstance(first, Tensor):
         places = first + torch.arange(mask.query_len, device=value.device)
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
@@ -310,14 +312,14 @@ class AttentionVariant(nn.Module):
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
         """Norms and scalars that only some variants have, else None."""
         config = self.attention
-        # one element and not a scalar, as FSDP cannot shard scalars
+        # It has one element, because FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
         self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
         thresholds = num_heads if config.threshold_per_head else 1
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # of each head by itself, and without bias, as in ViT-22B
+            # Each head is normalised by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -333,12 +335,12 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i draws its gain from this range.
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """Describe the attention to a backend, with a = `scaling` where it is not learned."""
-        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        scaling = scaling if self.scale is None else 1.0  # A learned a multiplies the queries.
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 
@@ -357,14 +359,14 @@ class AttentionVariant(nn.Module):
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
-            # on the queries: it is the same as on the scores, of which there are many more
+            # The queries are multiplied, because there are fewer of them than scores.
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         if not is_cross:
             key, value = all_rows(key, 2), all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        # in cross-attention no value belongs to the query itself
+        # In cross-attention no value belongs to the query itself.
         if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
@@ -450,7 +452,7 @@ class MultiHeadAttention(AttentionVariant):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        # after unit length, a learned scale is the norm's gain
+        # After unit length, the norm multiplies by the learned scale.
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale if is_gain else None
@@ -462,7 +464,7 @@ class MultiHeadAttention(AttentionVariant):
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
-        # the gate reads the input of the layer, as the papers have it, and not what attention makes of it
+        # The gate reads the input of the layer, as in the papers, and not the output of attention.
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         return self.out_proj(output), weights, rows
@@ -477,7 +479,7 @@ class MultiHeadAttention(AttentionVariant):
             is_updated = past_key_values.is_updated if is_cross else {}
         elif is_cross and cache is not None:
             raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
-        # the source does not change while a target is written, so its keys and values are made once
+        # The source does not change while a target is written, so its keys and values are made once.
         if not is_updated.get(self.layer_idx):
             source = key_value_states if is_cross else hidden_states
             key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
@@ -486,7 +488,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross:  # a static cache may have more places than the source has tokens
+        if is_cross:  # A static cache may be longer than the source.
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

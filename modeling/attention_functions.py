@@ -31,7 +31,7 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
     logits = at_least_float32(scores)
     if mask is None:
         return function(logits).to(scores.dtype)
-    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    # −∞ would make a row without a visible key NaN before it is set to 0.
     weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
     return weights.masked_fill(~mask, 0.0).to(scores.dtype)
 
@@ -45,13 +45,14 @@ def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
         means = sums / counts
         return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
-    # which keys stay is a choice and has no gradient; below, τ is a smooth function of the keys that stay
+    # The choice of keys that stay has no gradient. Below, τ is a smooth function of them.
     with torch.no_grad():
         ordered = scores.sort(-1, descending=True).values
         counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         is_kept = ordered > threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), counts)
         smallest = ordered.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min(1) - 1)
-        kept = (scores >= smallest).to(scores.dtype)  # with all that equal it, for which rounding decided above
+        # Keys that equal the smallest stay too; above, rounding decided about them.
+        kept = (scores >= smallest).to(scores.dtype)
     sums = ((scores**exponent * kept).sum(-1, keepdim=True) for exponent in (1, 2, 0))
     return functional.relu(scores - threshold(*sums)) ** power
 
@@ -65,7 +66,7 @@ def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
 
     def normalize(logits: Tensor) -> Tensor:
-        # the 1 is a key of score 0 that is left out again
+        # The 1 of the denominator is a key of score 0, whose weight is left out again.
         return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
 
     return _normalize(normalize, scores, mask)
@@ -117,7 +118,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
     """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
     wide = at_least_float32(weights)
     sums = wide.sum(-1, keepdim=True)
-    # 0/1 and not 0/0, whose gradient would be NaN even where the second fill hides the value
+    # 0/0 would have a NaN as gradient, even where the second fill hides the value.
     return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
 
 
@@ -126,7 +127,7 @@ def length_divisor(
 ) -> Tensor | float | None:
     """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
-        # None saves every layer an operation
+        # None saves an operation in every layer.
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)

@@ -35,13 +35,13 @@ try:
 except ImportError:
     _active_collector = None
 
-# models whose own code computes with the mask
+# The code of these models computes with the mask itself.
 _DENSE_MASKS = {
     *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl"),
     *("hy_v4_vl_text", "lasr_encoder", "mistral_large4", "mistral_large4_text", "molmo2", "paligemma"),
     *("t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
 }
-# keywords that change nothing here: those of every model of transformers, those of `generate`, those of some models
+# These keywords change nothing here. They come from every model of transformers, from `generate`, or from some models.
 _KNOWN = {
     *TransformersKwargs.__optional_keys__,
     *(*vars(GenerationConfig()), "tokenizer", "assistant_tokenizer"),
@@ -49,9 +49,9 @@ _KNOWN = {
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
     "shift_labels",
-    *("read_index", "write_index", "logits_indices", "logits_processor_args"),  # of continuous batching
+    *("read_index", "write_index", "logits_indices", "logits_processor_args"),  # Continuous batching passes these.
 }
-_LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
+_LOWEST = -9e3  # An additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16.
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class InterfaceAttention(AttentionVariant):
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
         changes = {} if s_aux is None else {"attention": _with_sinks(config), "threshold": s_aux}
-        # a model of transformers has made its values already, so they are normalised here
+        # A model of transformers has made its values already, so they are normalised here.
         if config.value_norm == "l2":
             value = unit_length(value)
-        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
-        if self.query_norm is not None:  # takes that off again
+        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # The model has multiplied its queries by it.
+        if self.query_norm is not None:  # The norm removes that factor again.
             query, key = self.query_norm(query), self.key_norm(key)
             scaling, own = (own if scaling == 1 else scaling), 1.0
-        if config.score == "cosine":  # of what the norms gave
+        if config.score == "cosine":  # The cosine is that of normalised queries and keys.
             query, key = unit_length(query), unit_length(key)
             scaling = config.initial_scale(query.shape[-1])
         elif scaling is None or config.scale is not None:
@@ -175,7 +175,7 @@ class InterfaceAttention(AttentionVariant):
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
-        backend = "eager" if _wants_weights(keywords) else "fused"  # only the reference holds weights
+        backend = "eager" if _wants_weights(keywords) else "fused"  # Only the reference holds weights.
         output, weights, _ = self.attend(formula, query, key, value, mask, attn_implementation=backend)
         return output.unflatten(2, (query.shape[1], -1)), weights
 
@@ -204,8 +204,8 @@ def make_mask(
         others: whatever else transformers passes to functions of this kind.
     """
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        # not a tensor: it is an `AttentionMask` already
-        return attention_mask  # `generate` has it made before it calls the model
+        # It is an `AttentionMask` already.
+        return attention_mask  # `generate` makes masks before it calls the model.
     device, number = torch.device(device), number_of_processes()
     if number > 1:
         q_length, kv_length = number * q_length, number * kv_length
@@ -213,7 +213,7 @@ def make_mask(
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-    # a static cache counts on the device, where code may be compiled that takes tensors alone
+    # A static cache counts on the device, and compiled code takes tensors alone.
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
     names = dict(parts or ())
@@ -260,7 +260,7 @@ def make_mask(
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
     causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
     last = None
-    if last_keys and "causal" not in names:  # which no query sees behind
+    if last_keys and "causal" not in names:  # With causality, no query sees behind it anyway.
         last = functools.reduce(torch.minimum, last_keys) - kv_offset
     flags = {"is_packed": "packed" in names, "has_chunks": "chunk" in names}
     return own_mask(InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags))
@@ -271,7 +271,7 @@ def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 
-# functions that transformers.masking_utils makes: where they are made → what they say
+# For each function that transformers.masking_utils makes: its maker → what it says.
 _MADE_BY = {
     "sliding_window_overlay": "window",
     "chunked_overlay": "chunk",
@@ -286,19 +286,19 @@ def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | Non
     if parts is None:
         return None
     names = {name for name, _ in parts}
-    # of remapped positions, what compares two of a sequence stays true, but not the borders of chunks
+    # With remapped positions, comparisons within a sequence stay true, but the borders of chunks do not.
     if "remapped" in names and ("packed" not in names or "chunk" in names):
         return None
     return parts
 
 
 def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
-    # by identity: a function that only behaves alike could do something else at the next call
+    # Functions are compared by identity, because one that behaves alike now could differ at the next call.
     if function is causal_mask_function:
         return [("causal", {})]
     if function is bidirectional_mask_function:
         return []
-    if torch.compiler.is_compiling():  # of functions that traced code makes, the values are not there
+    if torch.compiler.is_compiling():  # The values of functions that traced code makes are not known.
         return None
     maker = getattr(function, "__qualname__", "").partition(".")[0]
     if getattr(function, "__module__", None) != causal_mask_function.__module__ or function.__closure__ is None:
@@ -323,7 +323,7 @@ def _with_sinks(config: AttentionConfig) -> AttentionConfig:
             f"this model has sinks (s_aux), but attention with activation {config.activation!r} has none: take "
             "'softmax_attention' or 'softmax1_attention'"
         )
-    # the sink's logit of each head is θ there
+    # There θ is the sink's logit of each head.
     return replace(config, activation="softmax1")
 
 
@@ -394,13 +394,13 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
             return mask
         if whole is not positions:
             raise ValueError("a sequence on several processes must be one text, but position_ids begin again")
-        # number of the text at each place: a query sees from its first to its last place
+        # This numbers the text of each position. A query sees its text from the first position to the last.
         texts = begins.cumsum(-1)
         return _within(mask, *_bounds_of(texts))
 
     if starts is None:
         is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
-        # with a cache there are more keys than positions, and a text cannot begin in between
+        # With a cache there are more keys than positions, and no text can begin in between.
         whole_len = mask.query_len * number_of_processes()
         is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == positions.shape[-1]
         is_row = is_row and whole_len == mask.key_len
@@ -451,8 +451,8 @@ def _read_mask(
     """The mask, and what an additive one adds to scores that it does not hide."""
     number = number_of_processes()
     query_len, key_len = query.shape[2], key.shape[2] * number
-    if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
-        if differ(mask.key_len, key_len):  # compiled code would read beyond its end
+    if mask is not None and not isinstance(mask, Tensor):  # Its class may come from another copy of this code.
+        if differ(mask.key_len, key_len):  # Compiled code would read beyond its end.
             raise ValueError(f"the mask is of {mask.key_len} keys, but there are {key_len}")
         return mask, None
     if mask is None:

@@ -62,9 +62,9 @@ def all_rows(states: Tensor, dim: int = 1) -> Tensor:
 
 
 def _gather(states: Tensor) -> Tensor:
-    from torch.distributed import _functional_collectives as collectives  # which not every build of torch has
+    from torch.distributed import _functional_collectives as collectives  # Not every build of torch has it.
 
-    # the name until torch 2.12
+    # torch has the second name until 2.12.
     gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
     return gather(states.contiguous(), 0, _MESH.get())
 

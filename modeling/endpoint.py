@@ -14,8 +14,8 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-BATCH_SIZE = 8  # inputs that are computed at a time
-# clients send them for any model; one of two languages has no use for them
+BATCH_SIZE = 8  # So many inputs are computed at a time.
+# Clients send them for any model, but a model of two languages has no use for them.
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
@@ -48,12 +48,12 @@ class RequestHandler:
             if not 1 <= len(inputs) <= MAX_BATCH:
                 raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
             answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
-            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            # The answer to one image is a list of classes, and to one text a list of one translation.
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
-        # a mistake of the sender: the answer says why, in one line
+        # The sender made a mistake: the answer says why, in one line.
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
-        # a fault here: the sender learns no path and no line of code
+        # The fault is here: the sender learns no path and no line of code.
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
@@ -61,7 +61,7 @@ class RequestHandler:
     def check_parameters(self, parameters: Any) -> dict[str, Any]:
         """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
         given = {}
-        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+        for name in ("parameters", "generate_parameters"):  # Some clients put the second into the first.
             if not isinstance(parameters, dict | None):
                 raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
             given |= parameters or {}

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from ..configuration.configuration_base import TransformerConfig
 from .kernels import apply_dropout
 
-# name → φ; swish x·σ(βx) takes β in the module
+# name → φ; for swish, x·σ(βx), the module multiplies by β
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -36,7 +36,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # a gated form has three maps in place of two, so 2/3 of the width gives as many parameters
+        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"

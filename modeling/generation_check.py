@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# the newest release of transformers that this code was tested with
+# This is the newest release of transformers that the code was tested with.
 NEWEST_TESTED = (5, 24)
 _CHECKING = threading.Lock()
 
@@ -28,7 +28,7 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            with _CHECKING:  # other threads wait for what the first one finds
+            with _CHECKING:  # Other threads wait for the first one's answer.
                 self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
@@ -43,7 +43,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
-            # slow and right goes before fast and wrong
+            # Slow and right goes before fast and wrong.
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -54,20 +54,20 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
-    # any tokens will do, as both ways get the same ones
+    # Any tokens will do, because both ways get the same ones.
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
-    # one row is padding except for its first token: a mask that gets lost changes its result
+    # One row is padding except for its first token, so a lost mask changes its result.
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    # what is not said here is as the model was saved with
+    # All other settings are those that the model was saved with.
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        search = super(CheckedGenerationMixin, model).generate  # the checked one waits for this
+        search = super(CheckedGenerationMixin, model).generate  # Calling the checked search here would never end.
         return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
@@ -76,11 +76,11 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
             error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()
-            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # a NaN is not
+            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # The comparison is written so that a NaN fails it.
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
-        # beams change their places in the cache, which greedy search never asks of it
+        # Beam search reorders the cache, which greedy search never does.
         if not torch.equal(generate(num_beams=2), generate(num_beams=2, use_cache=False)):
             return "beam search gives other tokens with a cache than without"
     except Exception as error:

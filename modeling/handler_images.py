@@ -22,11 +22,11 @@ class EndpointHandler(RequestHandler):
         if Image is None:
             raise ValueError("images need Pillow, which is not installed on this endpoint")
         images = [open_input(value) for value in inputs]
-        # a small file may hold a huge image, so sizes are looked at before a pixel is decoded
+        # A small file may hold a huge image, so its size is read before a pixel is decoded.
         check_bounds(images)
         try:
             return [upright_rgb(image) for image in images]
-        except Exception as error:  # each format has errors of its own for what is broken
+        except Exception as error:  # Each format raises errors of its own for broken files.
             raise ValueError("an image is damaged") from error
 
 
@@ -44,7 +44,7 @@ def open_input(value: Any) -> Any:
         if len(value) > MAX_IMAGE_BYTES:
             raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
         value = open_image(value)
-    # MPO is JPEG, None what was never a file
+    # MPO is a kind of JPEG, and an image that was never a file has None.
     if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
         raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
     return value

@@ -10,9 +10,9 @@ try:
 except ImportError:
     Image = ImageOps = None
 
-MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
-MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
-# formats that Pillow reads by itself; for others it starts programs
+MAX_PIXELS = 25_000_000  # All images of a request together have so many; a pixel costs some 17 bytes.
+MAX_RATIO = 50  # Image processors enlarge the shorter side, and the longer side with it.
+# Pillow reads these formats without starting another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -20,7 +20,7 @@ def open_image(data: bytes) -> Any:
     """Open an image of one of `IMAGE_FORMATS` without decoding it."""
     try:
         return Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-    except Exception as error:  # each format has errors of its own for what is broken
+    except Exception as error:  # Each format raises errors of its own for broken files.
         raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
 
 
@@ -53,8 +53,8 @@ def upright_rgb(image: Any) -> Any:
             raise ValueError("its pixels are floats or integers of unknown range; convert it to 8 or 16 bits")
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if isinstance(image.info.get("transparency"), bytes):
-        del image.info["transparency"]  # it would be dropped anyway, with a warning
+        del image.info["transparency"]  # Pillow would drop it anyway, with a warning.
     image = image.convert("RGB")
-    # without EXIF, which a pipeline would read again, and fail where it is broken
+    # EXIF is left out: a pipeline would read it again, and fail where it is broken.
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image

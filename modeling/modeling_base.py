@@ -22,7 +22,7 @@ from .regularization import RowTensors, SiteRows, regularizer_sums
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
 
 
 class TransformerPreTrainedModel(PreTrainedModel):
@@ -33,9 +33,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # fields may have been set since it was built
+        config.validate()  # Fields may have been set since it was built.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
+        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -52,7 +52,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # weights that were gathered from several processes are equal, but share no memory
+            # Weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -73,7 +73,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # after the projections: scalars and gates that transformers does not know
+        # Scalars and gates come after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -110,7 +110,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # a layer may be computed by another model's attention
+        # Another model's attention may compute a layer.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -133,8 +133,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # each process has summed over its own heads
-            from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
+        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)

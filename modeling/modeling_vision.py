@@ -54,7 +54,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
-# no "Attention" in its name: where transformers reads of such a class, it expects its own registry to be asked
+# Its name lacks "Attention", because transformers expects classes with that word to ask its registry.
 class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
@@ -93,7 +93,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     _input_embed_layer = "projection"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
+    # The loss is a mean over images, so the Trainer has to divide it by the accumulation steps.
     accepts_loss_kwargs = False
     _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
@@ -108,7 +108,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
         elif module is getattr(self, "classifier", None):
             init.constant_(module.bias, self.config.head_bias_init)
             if self.config.initialization == "big_vision":
-                # as in big_vision: before the first update all classes are equally likely
+                # As in big_vision, all classes are equally likely before the first update.
                 init.zeros_(module.weight)
 
 
@@ -123,7 +123,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__(config)
         self.embeddings = PatchEmbeddings(config)
-        # stochastic depth: the later the layer, the more often it is left out
+        # In stochastic depth, a later layer is left out more often.
         last = max(config.num_hidden_layers - 1, 1)
         self.layers = nn.ModuleList(
             EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
@@ -138,7 +138,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
+    @capture_outputs(tie_last_hidden_states=False)  # As in ViT, the last one is that before the last norm.
     def forward(
         self,
         pixel_values: Tensor,
@@ -156,7 +156,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
-        # the images of a batch have one size, so nothing is padding
+        # The images of a batch have one size, so nothing is padding.
         mask, pooling_mask = AttentionMask(length, length, device), AttentionMask(1, length - prefix, device)
         options = self.attention_options(mask, **outputs)
         rows = []
@@ -247,7 +247,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         # A loss of shares beyond 1 would be finite. On an accelerator, reading labels would wait for it.
         if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
             largest = config.num_labels - 1 if are_classes else 1
-            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # shares may be rounded
+            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # Shares may be rounded.
             if len(wrong):
                 value = given[tuple(wrong[0])].item()
                 raise ValueError(f"labels{wrong[0].tolist()} is {value}, but must be from 0 to {largest}")
@@ -255,7 +255,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        # one class an image is a case of several: its id becomes a row of 0 and 1
+        # One class for each image is a case of several: its id becomes a row of 0 and 1.
         targets = functional.one_hot(labels, config.num_labels) if are_classes else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()

@@ -28,7 +28,7 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
 
     ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
-    # compiled, a norm is one pass over memory; None says that plain PyTorch is to compute it
+    # A compiled norm is one pass over memory. None means that plain PyTorch computes it.
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
     return _plain_norm(*arguments) if output is None else output
@@ -41,7 +41,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
         output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
     else:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # 0/1 at x = 0: a division by ε would make its gradient 1/ε, which is huge
+        # At x = 0 a division by ε would make the gradient 1/ε, which is huge, so this divides by 1.
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)

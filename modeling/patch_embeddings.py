@@ -53,7 +53,7 @@ class PatchEmbeddings(nn.Module):
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
         else:
-            # a formula gives it, so no file has to hold it
+            # A formula gives it, so no file has to hold it.
             self.register_buffer("position_embeddings", positions, persistent=False)
         self.reset_parameters()
 
@@ -71,7 +71,7 @@ class PatchEmbeddings(nn.Module):
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
-        # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
+        # Under autocast patches have half precision and positions do not; the residual stream keeps that of positions.
         hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
         if prefix := self._prefix():
             tokens = torch.cat(prefix, dim=1)
@@ -90,7 +90,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
-        # the formula holds for every grid, so there is nothing to interpolate
+        # The formula holds for every grid, so there is nothing to interpolate.
         if not self.is_learned:
             table = sincos2d_table(rows, columns, positions.shape[-1])
             return table[None].to(positions.device, positions.dtype)

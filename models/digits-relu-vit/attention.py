@@ -29,7 +29,7 @@ from .configuration_vision import AttentionConfig, TransformerConfig, check_choi
 # The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
 
 
-INTERFACE = 4  # of `reluformers_kernels`, that this code was written for
+INTERFACE = 4  # This code was written for that interface of `reluformers_kernels`.
 
 
 def _find_kernels() -> ModuleType | None:
@@ -38,7 +38,7 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
-    # the code of an old folder must not call functions that have changed since
+    # The code of an old folder must not call functions that have changed since.
     return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
@@ -49,7 +49,7 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
     """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
     if not training or probability == 0:
         return states
-    # on CPUs PyTorch draws more random bits than it needs, which takes longer than the product
+    # On CPUs PyTorch draws more random bits than it needs, which takes longer than the product.
     dropped = None if kernels is None else kernels.dropout(states, probability)
     return functional.dropout(states, probability) if dropped is None else dropped
 
@@ -74,7 +74,7 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
 
     ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
-    # compiled, a norm is one pass over memory; None says that plain PyTorch is to compute it
+    # A compiled norm is one pass over memory. None means that plain PyTorch computes it.
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
     return _plain_norm(*arguments) if output is None else output
@@ -87,7 +87,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
         output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
     else:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # 0/1 at x = 0: a division by ε would make its gradient 1/ε, which is huge
+        # At x = 0 a division by ε would make the gradient 1/ε, which is huge, so this divides by 1.
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
@@ -218,7 +218,7 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
     logits = at_least_float32(scores)
     if mask is None:
         return function(logits).to(scores.dtype)
-    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    # −∞ would make a row without a visible key NaN before it is set to 0.
     weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
     return weights.masked_fill(~mask, 0.0).to(scores.dtype)
 
@@ -232,13 +232,14 @@ def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
         means = sums / counts
         return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
-    # which keys stay is a choice and has no gradient; below, τ is a smooth function of the keys that stay
+    # The choice of keys that stay has no gradient. Below, τ is a smooth function of them.
     with torch.no_grad():
         ordered = scores.sort(-1, descending=True).values
         counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         is_kept = ordered > threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), counts)
         smallest = ordered.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min(1) - 1)
-        kept = (scores >= smallest).to(scores.dtype)  # with all that equal it, for which rounding decided above
+        # Keys that equal the smallest stay too; above, rounding decided about them.
+        kept = (scores >= smallest).to(scores.dtype)
     sums = ((scores**exponent * kept).sum(-1, keepdim=True) for exponent in (1, 2, 0))
     return functional.relu(scores - threshold(*sums)) ** power
 
@@ -252,7 +253,7 @@ def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
 
     def normalize(logits: Tensor) -> Tensor:
-        # the 1 is a key of score 0 that is left out again
+        # The 1 of the denominator is a key of score 0, whose weight is left out again.
         return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
 
     return _normalize(normalize, scores, mask)
@@ -304,7 +305,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
     """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
     wide = at_least_float32(weights)
     sums = wide.sum(-1, keepdim=True)
-    # 0/1 and not 0/0, whose gradient would be NaN even where the second fill hides the value
+    # 0/0 would have a NaN as gradient, even where the second fill hides the value.
     return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
 
 
@@ -313,7 +314,7 @@ def length_divisor(
 ) -> Tensor | float | None:
     """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
-        # None saves every layer an operation
+        # None saves an operation in every layer.
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)
@@ -380,7 +381,7 @@ class AttentionMask:
     query_mask: Tensor | None = None
 
     def __post_init__(self):
-        # a fused computation reads a row of the mask by the number of keys, whatever its length
+        # A fused computation reads as many entries of a row as there are keys, whatever its length.
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
             if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):
                 raise ValueError(
@@ -398,7 +399,7 @@ class AttentionMask:
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
-        if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
+        if mask is not None and not isinstance(mask, Tensor):  # Its class may come from another copy of this code.
             if differ(mask.query_len, query_len) or differ(mask.key_len, key_len):
                 raise ValueError(
                     f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
@@ -406,9 +407,9 @@ class AttentionMask:
                 )
             return mask
         if mask is not None:
-            # missing dimensions are in front, as PyTorch broadcasts
+            # Missing dimensions are in front, as PyTorch broadcasts.
             mask = mask[(None,) * (4 - mask.dim())]
-        # this is padding in another form, and kernels take padding but no ready masks
+        # This is padding in another form, and kernels take padding but no dense masks.
         if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
@@ -421,7 +422,7 @@ class AttentionMask:
         return replace(
             self,
             query_len=stop - start,
-            # the queries before these are keys of their past
+            # The queries before `start` count as past, so causality is shifted.
             causal_offset=None if offset is None else offset + start,
             first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
             last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
@@ -504,7 +505,7 @@ class AttentionMask:
         return self.once("key_counts", self._count_keys)
 
     def _count_keys(self) -> Tensor | int:
-        # a ready mask may be anything, so its ones are counted
+        # A dense mask may be anything, so its ones are counted.
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
@@ -516,7 +517,7 @@ class AttentionMask:
             seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
         if last is not None:
             seen = seen.minimum(last + 1).clamp_min(0)
-        # real keys before each place: n_i is the difference of two of these numbers, without a matrix
+        # This counts the real keys before each position; n_i is the difference of two counts, without a matrix.
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
         counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:
@@ -579,9 +580,9 @@ def all_rows(states: Tensor, dim: int = 1) -> Tensor:
 
 
 def _gather(states: Tensor) -> Tensor:
-    from torch.distributed import _functional_collectives as collectives  # which not every build of torch has
+    from torch.distributed import _functional_collectives as collectives  # Not every build of torch has it.
 
-    # the name until torch 2.12
+    # torch has the second name until 2.12.
     gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
     return gather(states.contiguous(), 0, _MESH.get())
 
@@ -603,7 +604,7 @@ def own_mask(mask: AttentionMask) -> AttentionMask:
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
 
 
-# sums of rows and of weighted logs, None where they are not needed
+# sums of rows and of weighted logs; None where nobody needs them
 RowTensors = tuple[Tensor | None, Tensor | None]
 
 
@@ -627,7 +628,7 @@ class RowStatistics:
         weights = at_least_float32(weights)
         if needed == "sums":
             return cls(weights.sum(-1))
-        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+        # The weight is clamped before its log, because the gradient of xlogy is not finite at s = 0.
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
@@ -722,10 +723,10 @@ def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tens
 # modeling/attention.py
 
 
-SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
-BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
+SHORT_KEYS = 128  # With up to so many keys, softmax in bfloat16 is faster written out on a CPU.
+BLOCK_WEIGHTS = 2**22  # Without the library's kernels, so many weights are kept at a time.
 
-# ψ of the output gate
+# ψ of the output gate, by name
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
@@ -759,7 +760,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
-        # a parameter of this layer, so the other layers cannot share it
+        # A learned θ is a parameter of this layer, so other layers cannot share the result.
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -805,7 +806,7 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # before the division, so that a model divides the sums of all layers of a site at once
+    # Statistics come before the division, so that a model divides the sums of all layers of a site at once.
     rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
@@ -814,7 +815,7 @@ def eager_attention(
         weights = sum_to_one(weights)
     if formula.attention.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
-    # after the statistics: they and the returned weights must not depend on chance
+    # Dropout comes after the statistics, because they and the returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
 
@@ -845,20 +846,20 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    # exported programs are to hold PyTorch's plain operators alone
+    # An exported program must hold plain operators of PyTorch alone.
     is_known = KNOWS_FIELDS.get(type(formula), False) and KNOWS_FIELDS.get(type(attention), False)
     if not is_known or torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
-        # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
+        # On CPUs PyTorch writes the weights out for dropout too, and draws it slower.
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
-        if statistics != "all" and not is_written_out:  # the entropy needs whole rows
+        if statistics != "all" and not is_written_out:  # The entropy needs whole rows.
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
             return softmax_attention(*arguments)
-    # one query saves nothing but copies of keys that several heads share
+    # With one query, a fused computation saves nothing but copies of keys that several heads share.
     elif kernels is not None and mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1]):
         found = attention_by_kernels(*arguments)
         if found is not None:
@@ -871,7 +872,8 @@ def attention_by_kernels(
 ) -> AttentionOutput | None:
     """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
-    divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)  # it cancels there
+    # A divisor of the whole row cancels in a row that sums to 1.
+    divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
     is_tensor = isinstance(threshold, Tensor)
     if is_tensor:
         threshold = threshold.reshape(()) if threshold.numel() == 1 else threshold.squeeze(-1)
@@ -900,18 +902,18 @@ def attention_in_blocks(
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
-    if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
+    if mask.query_len <= number or torch.compiler.is_compiling():  # A compiler chooses itself what to keep.
         output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
         of_part = formula
-        # a bias of one row is the same for all queries
+        # A bias of one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
             of_part = replace(formula, bias=formula.bias[..., start:stop, :])
         arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
-        # autograd would keep the weights of every block, which is what blocks are to avoid
+        # Autograd would keep the weights of every block, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -954,7 +956,7 @@ def softmax_attention(
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
-        # nothing to add up: a row of softmax sums to 1, or to 0 if it sees no key
+        # Nothing has to be added up, because a row of softmax sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         if formula.attention.has_late_statistics and divisor is not None:
@@ -969,7 +971,8 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
     first = 0 if mask.causal_offset is None else mask.causal_offset
     places = slice(first, first + mask.query_len)
-    if isinstance(first, Tensor):  # a static cache counts on the device; an index copies, and adds up in the backward
+    # A static cache counts on the device, so the rows are taken by an index, which copies.
+    if isinstance(first, Tensor):
         places = first + torch.arange(mask.query_len, device=value.device)
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
@@ -1004,14 +1007,14 @@ class AttentionVariant(nn.Module):
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
         """Norms and scalars that only some variants have, else None."""
         config = self.attention
-        # one element and not a scalar, as FSDP cannot shard scalars
+        # It has one element, because FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
         self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
         thresholds = num_heads if config.threshold_per_head else 1
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # of each head by itself, and without bias, as in ViT-22B
+            # Each head is normalised by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -1027,12 +1030,12 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i draws its gain from this range.
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """Describe the attention to a backend, with a = `scaling` where it is not learned."""
-        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        scaling = scaling if self.scale is None else 1.0  # A learned a multiplies the queries.
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 
@@ -1051,14 +1054,14 @@ class AttentionVariant(nn.Module):
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
-            # on the queries: it is the same as on the scores, of which there are many more
+            # The queries are multiplied, because there are fewer of them than scores.
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         if not is_cross:
             key, value = all_rows(key, 2), all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        # in cross-attention no value belongs to the query itself
+        # In cross-attention no value belongs to the query itself.
         if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
@@ -1144,7 +1147,7 @@ class MultiHeadAttention(AttentionVariant):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        # after unit length, a learned scale is the norm's gain
+        # After unit length, the norm multiplies by the learned scale.
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale if is_gain else None
@@ -1156,7 +1159,7 @@ class MultiHeadAttention(AttentionVariant):
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
-        # the gate reads the input of the layer, as the papers have it, and not what attention makes of it
+        # The gate reads the input of the layer, as in the papers, and not the output of attention.
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         return self.out_proj(output), weights, rows
@@ -1171,7 +1174,7 @@ class MultiHeadAttention(AttentionVariant):
             is_updated = past_key_values.is_updated if is_cross else {}
         elif is_cross and cache is not None:
             raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
-        # the source does not change while a target is written, so its keys and values are made once
+        # The source does not change while a target is written, so its keys and values are made once.
         if not is_updated.get(self.layer_idx):
             source = key_value_states if is_cross else hidden_states
             key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
@@ -1180,7 +1183,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross:  # a static cache may have more places than the source has tokens
+        if is_cross:  # A static cache may be longer than the source.
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

@@ -46,7 +46,7 @@ def strict_fields(cls: type) -> type:
     cls.validate = validate
     if not is_checked:
         cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
+    elif own_setattr is not None:  # A base class checks the object by the types of its own class: once is enough.
         cls.__setattr__ = own_setattr
     else:
         del cls.__setattr__
@@ -62,7 +62,8 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) ->
 def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)", *, integer: bool = False) -> None:
     """Raise a `ValueError` unless `value` is a finite number, or an integer, in an interval such as "[0, 1)"."""
     low, high = map(float, interval[1:-1].split(","))
-    if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):  # a NaN is in none
+    # A NaN lies in no interval.
+    if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):
         is_above = value > low or (interval[0] == "[" and value == low)
         if is_above and (value < high or (interval[-1] == "]" and value == high)):
             return
@@ -75,23 +76,23 @@ def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)
 # One formula for every attention: its fields, their checks and the presets of the papers.
 
 
-# φ that divide by a sum over the row themselves
+# These φ divide by a sum over the row themselves.
 _Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
 DISTRIBUTIONS = frozenset(get_args(_Distribution))
 Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
 ACTIVATIONS = get_args(Activation)
-# φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
+# These φ can give a weight below zero, so their rows are no distribution and have no entropy.
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
-# φ that give the same weights whatever is subtracted from all scores of a row
+# These φ give the same weights whatever is subtracted from all scores of a row.
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
-DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
+DEFAULT_SCALE_LENGTH = 72  # QKNorm has this L for English–Vietnamese.
 
 # Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {},
     # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
     "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
-    # the row that lags or diverges: ReLUFormer, table 2; ReLA, table 1, row 4
+    # This is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
     "relu": {"activation": "relu"},
     # ReLA, table 1, rows 5 to 7
     "rela": {"activation": "relu", "output_norm": "rms_norm"},
@@ -101,7 +102,7 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "qknorm": {"score": "cosine", "learned_scale": True},
     # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
-    # positive weights that sum to 1 (arXiv 2501.13428: the sum is what matters of softmax)
+    # Its positive weights sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
     "relu-sum": {"activation": "relu", "normalizer": "sum"},
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
@@ -188,7 +189,7 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        # a sum of weights of both signs may be 0, and the rows of distributions have the sum 1 already
+        # A sum of weights of both signs may be 0, and rows of distributions sum to 1 already.
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -209,7 +210,7 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        elif hasattr(value, "to_dict"):  # a class of the same name from another checkpoint's code is welcome too
+        elif hasattr(value, "to_dict"):  # It may be the class of the same name of a saved folder's code.
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
@@ -227,7 +228,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        # not `setattr`: the checks run once more, on all fields together
+        # `setattr` would check each field alone; this checks all of them together.
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +238,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        # L comes from the data, so it does not make another preset
+        # L comes from the data, so another L is the same preset.
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
@@ -261,7 +262,7 @@ class AttentionConfig:
             return self.scale
         if self.score == "cosine":
             length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
-            # cosines lie in [−1, 1], where softmax is nearly flat: without a large a no key could stand out
+            # Cosines lie in [−1, 1], where softmax is nearly flat, so without a large a no key could stand out.
             return math.log2(length**2 - length)
         return head_dim**-0.5
 
@@ -320,9 +321,9 @@ class TransformerConfig(PreTrainedConfig):
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
-    # set by the installed library, so that every way of saving writes the code beside config.json
+    # The installed library sets it, so that every way of saving writes the code beside config.json.
     payload_writer: ClassVar[Any] = None
-    # where the model attends; `<site>_attention`, if there is such a field, goes before `attention`
+    # These are the places where the model attends. A field `<site>_attention` goes before `attention`.
     sites: ClassVar[tuple[str, ...]] = ()
 
     attention: Any = "softmax"
@@ -344,10 +345,10 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
+        # transformers sets fields one by one, and sets `attention` to None in its copy for a decoder.
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
         if value is not None and is_attention:
-            # a dict of some fields changes what is there, first that of the family
+            # A dict of some fields changes the attention that is there; at first that is the family's.
             found = (getattr(self, name, None), self.attention, type(self).attention)
             try:
                 value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
@@ -356,7 +357,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers keeps names that it does not know
+        # transformers would keep names that it does not know, in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -405,13 +406,13 @@ class TransformerConfig(PreTrainedConfig):
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if first == SPLIT[0]:  # β
+            if first == SPLIT[0]:  # It has the β of swish.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
-        # the saved file holds the number, so that a new default does not change an old model
+        # The saved file holds the number, so that a new default does not change an old model.
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -435,7 +436,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
-        # presets are written out by their fields: a name would mean what a later version makes of it
+        # The file holds a preset's fields, because a later version could give its name another meaning.
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
@@ -448,7 +449,8 @@ class TransformerConfig(PreTrainedConfig):
         if writes_code:
             type(self).payload_writer(self, save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
-        if push_to_hub and writes_code:  # transformers would leave the code behind, which was there before config.json
+        # transformers uploads new files only, and the code was there before config.json.
+        if push_to_hub and writes_code:
             self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})
 
 
@@ -538,10 +540,10 @@ class VisionTransformerConfig(TransformerConfig):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # names of classes decide, and their numbers follow
+        # The names of classes decide, and their numbers follow.
         if name == "id2label" and value is not None:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            value = {int(number): label for number, label in pairs}  # JSON has strings
+            value = {int(number): label for number, label in pairs}  # JSON has strings for keys.
             super().__setattr__("label2id", {label: number for number, label in value.items()})
         elif name == "label2id" and self.id2label is not None:
             return

@@ -20,8 +20,8 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-BATCH_SIZE = 8  # inputs that are computed at a time
-# clients send them for any model; one of two languages has no use for them
+BATCH_SIZE = 8  # So many inputs are computed at a time.
+# Clients send them for any model, but a model of two languages has no use for them.
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
@@ -54,12 +54,12 @@ class RequestHandler:
             if not 1 <= len(inputs) <= MAX_BATCH:
                 raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
             answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
-            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            # The answer to one image is a list of classes, and to one text a list of one translation.
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
-        # a mistake of the sender: the answer says why, in one line
+        # The sender made a mistake: the answer says why, in one line.
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
-        # a fault here: the sender learns no path and no line of code
+        # The fault is here: the sender learns no path and no line of code.
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
@@ -67,7 +67,7 @@ class RequestHandler:
     def check_parameters(self, parameters: Any) -> dict[str, Any]:
         """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
         given = {}
-        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+        for name in ("parameters", "generate_parameters"):  # Some clients put the second into the first.
             if not isinstance(parameters, dict | None):
                 raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
             given |= parameters or {}
@@ -98,9 +98,9 @@ try:
 except ImportError:
     Image = ImageOps = None
 
-MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
-MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
-# formats that Pillow reads by itself; for others it starts programs
+MAX_PIXELS = 25_000_000  # All images of a request together have so many; a pixel costs some 17 bytes.
+MAX_RATIO = 50  # Image processors enlarge the shorter side, and the longer side with it.
+# Pillow reads these formats without starting another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -108,7 +108,7 @@ def open_image(data: bytes) -> Any:
     """Open an image of one of `IMAGE_FORMATS` without decoding it."""
     try:
         return Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-    except Exception as error:  # each format has errors of its own for what is broken
+    except Exception as error:  # Each format raises errors of its own for broken files.
         raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
 
 
@@ -141,9 +141,9 @@ def upright_rgb(image: Any) -> Any:
             raise ValueError("its pixels are floats or integers of unknown range; convert it to 8 or 16 bits")
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if isinstance(image.info.get("transparency"), bytes):
-        del image.info["transparency"]  # it would be dropped anyway, with a warning
+        del image.info["transparency"]  # Pillow would drop it anyway, with a warning.
     image = image.convert("RGB")
-    # without EXIF, which a pipeline would read again, and fail where it is broken
+    # EXIF is left out: a pipeline would read it again, and fail where it is broken.
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image
 
@@ -166,11 +166,11 @@ class EndpointHandler(RequestHandler):
         if Image is None:
             raise ValueError("images need Pillow, which is not installed on this endpoint")
         images = [open_input(value) for value in inputs]
-        # a small file may hold a huge image, so sizes are looked at before a pixel is decoded
+        # A small file may hold a huge image, so its size is read before a pixel is decoded.
         check_bounds(images)
         try:
             return [upright_rgb(image) for image in images]
-        except Exception as error:  # each format has errors of its own for what is broken
+        except Exception as error:  # Each format raises errors of its own for broken files.
             raise ValueError("an image is damaged") from error
 
 
@@ -188,7 +188,7 @@ def open_input(value: Any) -> Any:
         if len(value) > MAX_IMAGE_BYTES:
             raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
         value = open_image(value)
-    # MPO is JPEG, None what was never a file
+    # MPO is a kind of JPEG, and an image that was never a file has None.
     if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
         raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
     return value

@@ -49,7 +49,7 @@ from .configuration_vision import (
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# name → φ; swish x·σ(βx) takes β in the module
+# name → φ; for swish, x·σ(βx), the module multiplies by β
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -73,7 +73,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # a gated form has three maps in place of two, so 2/3 of the width gives as many parameters
+        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    # one number a row: the row keeps the branch or loses all of it
+    # One number decides whether a row keeps the whole branch.
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
@@ -170,7 +170,7 @@ class EncoderLayer(TransformerLayer):
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
 
 
 class TransformerPreTrainedModel(PreTrainedModel):
@@ -181,9 +181,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # fields may have been set since it was built
+        config.validate()  # Fields may have been set since it was built.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
+        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -200,7 +200,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # weights that were gathered from several processes are equal, but share no memory
+            # Weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -221,7 +221,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # after the projections: scalars and gates that transformers does not know
+        # Scalars and gates come after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -258,7 +258,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # a layer may be computed by another model's attention
+        # Another model's attention may compute a layer.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -281,8 +281,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # each process has summed over its own heads
-            from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
+        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)
@@ -348,7 +348,7 @@ class PatchEmbeddings(nn.Module):
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
         else:
-            # a formula gives it, so no file has to hold it
+            # A formula gives it, so no file has to hold it.
             self.register_buffer("position_embeddings", positions, persistent=False)
         self.reset_parameters()
 
@@ -366,7 +366,7 @@ class PatchEmbeddings(nn.Module):
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
-        # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
+        # Under autocast patches have half precision and positions do not; the residual stream keeps that of positions.
         hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
         if prefix := self._prefix():
             tokens = torch.cat(prefix, dim=1)
@@ -385,7 +385,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
-        # the formula holds for every grid, so there is nothing to interpolate
+        # The formula holds for every grid, so there is nothing to interpolate.
         if not self.is_learned:
             table = sincos2d_table(rows, columns, positions.shape[-1])
             return table[None].to(positions.device, positions.dtype)
@@ -433,7 +433,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
-# no "Attention" in its name: where transformers reads of such a class, it expects its own registry to be asked
+# Its name lacks "Attention", because transformers expects classes with that word to ask its registry.
 class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
@@ -472,7 +472,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     _input_embed_layer = "projection"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
+    # The loss is a mean over images, so the Trainer has to divide it by the accumulation steps.
     accepts_loss_kwargs = False
     _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
@@ -487,7 +487,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
         elif module is getattr(self, "classifier", None):
             init.constant_(module.bias, self.config.head_bias_init)
             if self.config.initialization == "big_vision":
-                # as in big_vision: before the first update all classes are equally likely
+                # As in big_vision, all classes are equally likely before the first update.
                 init.zeros_(module.weight)
 
 
@@ -502,7 +502,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__(config)
         self.embeddings = PatchEmbeddings(config)
-        # stochastic depth: the later the layer, the more often it is left out
+        # In stochastic depth, a later layer is left out more often.
         last = max(config.num_hidden_layers - 1, 1)
         self.layers = nn.ModuleList(
             EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
@@ -517,7 +517,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
+    @capture_outputs(tie_last_hidden_states=False)  # As in ViT, the last one is that before the last norm.
     def forward(
         self,
         pixel_values: Tensor,
@@ -535,7 +535,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
-        # the images of a batch have one size, so nothing is padding
+        # The images of a batch have one size, so nothing is padding.
         mask, pooling_mask = AttentionMask(length, length, device), AttentionMask(1, length - prefix, device)
         options = self.attention_options(mask, **outputs)
         rows = []
@@ -626,7 +626,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         # A loss of shares beyond 1 would be finite. On an accelerator, reading labels would wait for it.
         if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
             largest = config.num_labels - 1 if are_classes else 1
-            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # shares may be rounded
+            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # Shares may be rounded.
             if len(wrong):
                 value = given[tuple(wrong[0])].item()
                 raise ValueError(f"labels{wrong[0].tolist()} is {value}, but must be from 0 to {largest}")
@@ -634,7 +634,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        # one class an image is a case of several: its id becomes a row of 0 and 1
+        # One class for each image is a case of several: its id becomes a row of 0 and 1.
         targets = functional.one_hot(labels, config.num_labels) if are_classes else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()

@@ -34,8 +34,8 @@ from transformers.utils import has_file, logging
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-BATCH_SIZE = 8  # inputs that are computed at a time
-# clients send them for any model; one of two languages has no use for them
+BATCH_SIZE = 8  # So many inputs are computed at a time.
+# Clients send them for any model, but a model of two languages has no use for them.
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
@@ -68,12 +68,12 @@ class RequestHandler:
             if not 1 <= len(inputs) <= MAX_BATCH:
                 raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
             answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
-            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            # The answer to one image is a list of classes, and to one text a list of one translation.
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
-        # a mistake of the sender: the answer says why, in one line
+        # The sender made a mistake: the answer says why, in one line.
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
-        # a fault here: the sender learns no path and no line of code
+        # The fault is here: the sender learns no path and no line of code.
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
@@ -81,7 +81,7 @@ class RequestHandler:
     def check_parameters(self, parameters: Any) -> dict[str, Any]:
         """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
         given = {}
-        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+        for name in ("parameters", "generate_parameters"):  # Some clients put the second into the first.
             if not isinstance(parameters, dict | None):
                 raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
             given |= parameters or {}
@@ -113,7 +113,7 @@ TARGET_FOLDER = "target_tokenizer"
 WORDS = r"\S+"
 # words, and for each token the index of its word, or the number of words if it belongs to none
 Words = tuple[list[str], list[int]]
-# a call with truncation, padding or text_target leaves its settings on the tokenizer, which other threads use too
+# A call with truncation, padding or text_target changes the tokenizer, which other threads use too.
 TOKENIZING = threading.RLock()
 
 
@@ -191,18 +191,19 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
         input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if "generation_config" not in options:  # None keeps a saved limit from going before the one that is asked for
+        if "generation_config" not in options:  # None keeps a saved limit from winning over the one that is asked for.
             length = longest_translation(input_ids.shape[1], self.model.config)
-            longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
+            longest = None if options.get("max_new_tokens") else length + 1  # The start token counts.
             options = {"max_length": longest, "max_new_tokens": None, **options}
         options["return_dict_in_generate"] = False
-        # tokens alone: the weights of alignments come from one pass over the finished translation, below
+        # Only tokens are needed: weights of alignments come from one pass over the finished translation, below.
         tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
         found, batch = {"tokens": tokens}, len(input_ids)
         if return_alignments:
             sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
             found["weights"] = self.alignment_weights(*sources, tokens)
-        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}  # by sequence
+        # Each translation has its own row.
+        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}
 
     def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
         with TOKENIZING:
@@ -243,13 +244,13 @@ class TranslationPipeline(Pipeline):
         config, length = self.model.config, target.shape[1] - 1
         layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
         first = int(bool(is_shifted))
-        # of a translation that is as long as can be the last token is no input
+        # The last token of a translation of full length is no input.
         target = target[:, : min(length + first, most_positions(config))]
         inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
         inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
         model = returning_weights(self.model).base_model
         layers = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
-        # the last layer but one aligns best where nothing was measured (Garg et al. 2019)
+        # Without a measurement, the last layer but one aligns best (Garg et al. 2019).
         weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
         weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
         return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
@@ -284,7 +285,7 @@ def open_target_tokenizer(
     """
     size = getattr(config, "decoder_vocab_size", None)
     has_one_vocabulary = config is not None and size is None
-    if has_one_vocabulary or hasattr(tokenizer, "separate_vocabs"):  # Marian's tokenizer always has both sides
+    if has_one_vocabulary or hasattr(tokenizer, "separate_vocabs"):  # Marian's tokenizer always has both sides.
         return tokenizer
     name = tokenizer.name_or_path
     # Stock configurations without our `tying` may name a size that both sides share.
@@ -337,7 +338,7 @@ def returning_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
     """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
-    if not tokenizer.is_fast:  # it does not say where a token comes from
+    if not tokenizer.is_fast:  # A slow tokenizer does not say where a token comes from.
         return _split_by_pieces(tokenizer, " ".join(text.split()), tokens, pattern)
     options = {"truncation": True, "max_length": len(tokens), "return_offsets_mapping": True}
     with TOKENIZING:
@@ -353,7 +354,7 @@ def _split_by_pieces(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list
         pieces = tokenizer.tokenize(text)[: len(tokens)]
         ids = tokenizer.convert_tokens_to_ids(pieces)
         for token in tokens:
-            is_of_text = ids[found : found + 1] == [token]  # all others mark the end or a language
+            is_of_text = ids[found : found + 1] == [token]  # All others mark the end or a language.
             starts.append(len(tokenizer.convert_tokens_to_string(pieces[:found])) if is_of_text else None)
             found += is_of_text
     return _words(text, starts, pattern)
@@ -363,7 +364,7 @@ def split_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern:
     """Find the words of what tokens spell, and for each token the index of its word."""
     with TOKENIZING:
         spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
-    # of a character of several bytes the first ones spell U+FFFD
+    # The first bytes of a character of several bytes spell U+FFFD.
     starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
     special = set(tokenizer.all_special_ids)
     starts = [None if token in special else start for token, start in zip(tokens, starts, strict=True)]
@@ -375,8 +376,8 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
     last, words = max((start for start in starts if start is not None), default=0), []
     for word in re.finditer(pattern, text):
         words.append(word)
-        # words behind the last token have no weights to show
-        if word.end() > last:  # of a long text that was cut, most words have no token
+        # Words behind the last token have no weights to show.
+        if word.end() > last:  # Most words of a long text that was cut have no token.
             break
     ends = [word.end() for word in words]
     indices = [len(words) if start is None else bisect_right(ends, start) for start in starts]
@@ -389,7 +390,7 @@ def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
         functional.one_hot(torch.tensor(indices, dtype=torch.long), len(words) + 1)
         for words, indices in (source, target)
     )
-    # two products with matrices of 0 and 1: no loop over words
+    # Two products with matrices of 0 and 1 save a loop over words.
     return rows[:, :-1].T.float() @ weights @ columns.float()
 
 

@@ -105,7 +105,7 @@ class SinusoidalPositions(nn.Module):
 
 logger = logging.get_logger(__name__)
 
-# the newest release of transformers that this code was tested with
+# This is the newest release of transformers that the code was tested with.
 NEWEST_TESTED = (5, 24)
 _CHECKING = threading.Lock()
 
@@ -119,7 +119,7 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            with _CHECKING:  # other threads wait for what the first one finds
+            with _CHECKING:  # Other threads wait for the first one's answer.
                 self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
@@ -134,7 +134,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
-            # slow and right goes before fast and wrong
+            # Slow and right goes before fast and wrong.
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -145,20 +145,20 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
-    # any tokens will do, as both ways get the same ones
+    # Any tokens will do, because both ways get the same ones.
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
-    # one row is padding except for its first token: a mask that gets lost changes its result
+    # One row is padding except for its first token, so a lost mask changes its result.
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    # what is not said here is as the model was saved with
+    # All other settings are those that the model was saved with.
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        search = super(CheckedGenerationMixin, model).generate  # the checked one waits for this
+        search = super(CheckedGenerationMixin, model).generate  # Calling the checked search here would never end.
         return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
@@ -167,11 +167,11 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
             error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()
-            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # a NaN is not
+            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # The comparison is written so that a NaN fails it.
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
-        # beams change their places in the cache, which greedy search never asks of it
+        # Beam search reorders the cache, which greedy search never does.
         if not torch.equal(generate(num_beams=2), generate(num_beams=2, use_cache=False)):
             return "beam search gives other tokens with a cache than without"
     except Exception as error:
@@ -186,7 +186,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# name → φ; swish x·σ(βx) takes β in the module
+# name → φ; for swish, x·σ(βx), the module multiplies by β
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -210,7 +210,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # a gated form has three maps in place of two, so 2/3 of the width gives as many parameters
+        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -255,7 +255,7 @@ class FeedForward(nn.Module):
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    # one number a row: the row keeps the branch or loses all of it
+    # One number decides whether a row keeps the whole branch.
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
@@ -307,7 +307,7 @@ class EncoderLayer(TransformerLayer):
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
 
 
 class TransformerPreTrainedModel(PreTrainedModel):
@@ -318,9 +318,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # fields may have been set since it was built
+        config.validate()  # Fields may have been set since it was built.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
+        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -337,7 +337,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # weights that were gathered from several processes are equal, but share no memory
+            # Weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -358,7 +358,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # after the projections: scalars and gates that transformers does not know
+        # Scalars and gates come after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -395,7 +395,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # a layer may be computed by another model's attention
+        # Another model's attention may compute a layer.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -418,8 +418,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # each process has summed over its own heads
-            from torch.distributed.tensor import DTensor, Partial  # which not every build of torch has
+        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)
@@ -478,11 +478,11 @@ def causal_mask(
         device: where the queries are.
     """
     mask = None if attention_mask is None else _checked(attention_mask)
-    # a ready mask says everything, causality too
+    # A dense mask says everything, causality too.
     if mask is not None and mask.dim() == 4:
         return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
+        past_len = past_len.clone()  # The cache counts on in place before the mask is made dense.
     if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
@@ -490,7 +490,7 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
             f"{query_len} new ones"
         )
-    # slots of a static cache that hold no token yet
+    # These slots of a static cache hold no token yet.
     mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
     return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 
@@ -501,7 +501,7 @@ def token_positions(
     """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
-    # the first real token has position 0, wherever padding stands
+    # The first real token has position 0, wherever padding stands.
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
@@ -595,7 +595,7 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         queries = self.branch_input(self.cross_attn_norm, hidden_states)
-        # rows of one sentence, as beam search has them, are queries of one attention
+        # Beam search has several rows of one sentence; they become queries of one attention.
         branch, _, cross_rows = self.cross_attn(
             queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
@@ -619,13 +619,13 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
-        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
+        head = self.get_output_embeddings()  # transformers gives the head the source's size, whatever its own is.
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
             parts = [self.get_input_embeddings(), decoder.embed_tokens]
             if head is not None and self.config.tying == "none":
                 parts.append(head)
-            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
+            for count, part in enumerate(parts):  # A weight is resized in place for all modules that hold it.
                 if any(part.weight is other.weight for other in parts[:count]):
                     part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
         embeddings = super().resize_token_embeddings(*args, **kwargs)
@@ -642,10 +642,10 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # learned positions have none
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # Learned positions have no padding.
             if self.config.embedding_norm == "fix_norm":
                 init.uniform_(module.weight, -0.01, 0.01)
-            elif self.config.scale_embedding:  # √d multiplies them
+            elif self.config.scale_embedding:  # The model multiplies them by √d.
                 init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
@@ -697,12 +697,12 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
-                # padding stays padding, because the masks were made of it
+                # Padding stays padding, because the masks were made of it.
                 input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
-        # embeddings start with a spread of 1/√d, and positions are of size 1: without √d they would drown the words
+        # Embeddings start with a spread of 1/√d and positions have size 1, so without √d positions would drown words.
         if config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
         if self.embedding_bias is not None:
@@ -804,7 +804,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
             past_len = cache.get_seq_length()
             key_len, _ = cache.get_mask_sizes(length, 0)
-        if isinstance(past_len, int):  # a static cache counts on the device and is as long as it can get
+        if isinstance(past_len, int):  # A static cache counts on the device and has its full length.
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
@@ -812,9 +812,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
-        # in beam search all beams of a sentence are queries of one row of the source
+        # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
-        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
+        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # Padding is no query.
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         if query_mask is not None:
@@ -824,7 +824,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
-        # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
+        # The cache is given by position, because transformers' checkpointing handles one that is given by name.
         hidden_states, found = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
@@ -837,13 +837,13 @@ class Seq2SeqTransformerDecoder(TransformerStack):
     @staticmethod
     def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
         """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
-        if torch.compiler.is_compiling():  # by `generate` alone, which has one set of masks for all steps
+        if torch.compiler.is_compiling():  # Only `generate` compiles it, and has one set of masks for all steps.
             return
         written_under = cache.__dict__.setdefault("written_under", set())
         for name, mask in masks.items():
             if mask is not None:
                 written_under.add(name)
-            elif name in written_under and int(cache.get_seq_length()) == 0:  # it was reset
+            elif name in written_under and int(cache.get_seq_length()) == 0:  # The cache was reset.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -869,7 +869,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
 
-    # a property and no constant, because the configuration says which weights are one
+    # It is a property, because the configuration says which weights are one.
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
         is_one = self.config.tying == "all"
@@ -919,7 +919,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-            # those of an earlier call do not count again
+            # Statistics of an earlier call must not count again.
             encoder_rows = encoder_outputs.site_rows
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
@@ -947,7 +947,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
-# greedy and beam search of the installed library give the same tokens in less time
+# The installed library searches faster and gives the same tokens.
 SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
 
 
@@ -969,7 +969,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
         opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        model = opened[0] if isinstance(opened, tuple) else opened  # with output_loading_info
+        model = opened[0] if isinstance(opened, tuple) else opened  # It is a tuple with output_loading_info.
         model.opened_revision = kwargs.get("revision")
         return opened
 
@@ -983,7 +983,8 @@ class Seq2SeqTransformerForConditionalGeneration(
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
-            value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
+            # Otherwise `post_init` draws it anew.
+            value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)
         self.lm_head = value
 
     def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
@@ -995,7 +996,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
         if size := kwargs.get("prefill_chunk_size", size):
             raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
-        # a limit that the caller gives must win over the other limit, which the model was saved with
+        # The caller's limit must win over the other kind of limit, which the model was saved with.
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -1005,9 +1006,9 @@ class Seq2SeqTransformerForConditionalGeneration(
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
         """Prepare as transformers does, but begin behind what the cache holds, and leave tokenizers out."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
-        for name in ("tokenizer", "assistant_tokenizer"):  # what `stop_strings` are read with
+        for name in ("tokenizer", "assistant_tokenizer"):  # `stop_strings` are read with them.
             kwargs.pop(name, None)
-        if cache is not None and kwargs.get("is_first_iteration"):  # later it may hold a prefix too
+        if cache is not None and kwargs.get("is_first_iteration"):  # In later iterations it may hold a prefix too.
             held = int(cache.get_seq_length())
             if held >= given:
                 raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
@@ -1061,7 +1062,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         query_mask = None
         if labels is not None:
             labels = labels.long()
-            # with labels all target tokens are read at once, so a cache would only cost memory
+            # With labels all target tokens are read at once, so a cache would only cost memory.
             use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -1100,7 +1101,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     ) -> Tensor:
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
-        # a sum: what it is divided by may count the tokens of other batches and processes too
+        # It stays a sum here, because the divisor may count tokens of other batches and processes too.
         cross_entropy = functional.cross_entropy(
             at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
@@ -1110,7 +1111,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         )
         num_tokens = labels.ne(-100).sum()
         num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
-        # of a batch without a target the loss is 0
+        # The loss of a batch without a target is 0.
         num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
         if regularization_loss is not None:
