@@ -1,0 +1,163 @@
+"""Calls of compiled code as memory that another processor can compute again: what they read, and what they wrote."""
+
+import bisect
+import ctypes
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from reluformers_kernels.compiled import native
+
+FUNCTIONS = ("forward", "backward", "norm_forward", "norm_backward", "drop", "translate")  # in the order of replay.c
+NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.int8: np.int8, torch.bool: np.uint8,
+         torch.int32: np.int32, torch.int64: np.int64}  # fmt: skip
+
+
+@dataclass
+class Region:
+    """Numbers of one tensor within the memory of a call."""
+
+    start: int
+    size: int
+    dtype: torch.dtype
+
+
+@dataclass
+class RecordedCall:
+    """A call: its memory before and after, where the regions and the pointers in it lie, and the case it is from."""
+
+    case: str
+    function: str
+    parts: int
+    call: int
+    before: bytes
+    after: bytes
+    regions: list[Region]
+    pointers: list[tuple[int, int]]  # place of a pointer, and what it points to
+    scratch: tuple[int, int]  # places in the call of the pointer to scratch memory and of its size
+
+    def packed(self) -> bytes:
+        """Give what replay.c reads."""
+        numbers = FUNCTIONS.index(self.function), self.parts, self.call, len(self.before), len(self.pointers)
+        pairs = [number for pair in self.pointers for number in pair]
+        return struct.pack(f"<{7 + len(pairs)}q", *numbers, *self.scratch, *pairs) + self.before
+
+    def differences(self, memory: bytes) -> dict[str, float]:
+        """Give by dtype the largest difference from what was recorded; infinity of integers, or where NaN differ.
+
+        Where numbers are larger than 1, their largest is the measure.
+        """
+        found: dict[str, float] = {}
+        for region in self.regions:
+            part = slice(region.start, region.start + region.size)
+            if memory[part] == self.after[part]:
+                continue
+            key = str(region.dtype)
+            if not region.dtype.is_floating_point:
+                found[key] = float("inf")
+                continue
+            one, other = (_as_floats(numbers[part], region.dtype) for numbers in (memory, self.after))
+            is_same_kind = np.array_equal(np.isnan(one), np.isnan(other))
+            differences = np.nan_to_num(one) - np.nan_to_num(other)
+            error = np.abs(differences).max() / max(np.abs(np.nan_to_num(other)).max(), 1.0)
+            found[key] = max(found.get(key, 0.0), float(error) if is_same_kind else float("inf"))
+        return found
+
+
+def _as_floats(numbers: bytes, dtype: torch.dtype) -> np.ndarray:
+    array = np.frombuffer(numbers, NUMPY[dtype])
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == torch.bfloat16 else array
+
+
+class Recorder:
+    """Records the calls of compiled code, whose package it patches."""
+
+    def __init__(self, monkeypatch):
+        self.calls: list[RecordedCall] = []
+        self.case = ""
+        self.memory: dict[int, tuple[int, torch.dtype]] = {}  # address → bytes from there on, and of what
+        states, structure, decoder = native._States, native.Structure, native.decoder
+        make_states, keep, run = states.of.__func__, structure.keep, structure.run
+
+        def of(cls, tensor, *others):
+            self._know(tensor)
+            return make_states(cls, tensor, *others)
+
+        def keep_and_know(call, **tensors):
+            keep(call, **tensors)
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    self._know(getattr(call, f"_{name}"))
+
+        monkeypatch.setattr(states, "of", classmethod(of))
+        monkeypatch.setattr(structure, "keep", keep_and_know)
+        monkeypatch.setattr(structure, "run", lambda call, name, parts: self._record(run, call, name, parts))
+        self.structures = {
+            "encoder": decoder.Stack,
+            "decoder": decoder.Stack,
+            "logits": decoder.Linear,
+            "layers": decoder.Layer,
+            "rules": decoder.Rule,
+        }
+
+    def _know(self, tensor: torch.Tensor) -> None:
+        size = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel():
+            self.memory[tensor.data_ptr()] = size * tensor.element_size(), tensor.dtype
+
+    def _record(self, run, call, name: str, parts: int) -> None:
+        if parts == 0:
+            return
+        if getattr(call, "_of_rows", None) is not None:
+            self._know(call._of_rows)
+        pieces: list[tuple[int, int, torch.dtype | None]] = [(ctypes.addressof(call), ctypes.sizeof(call), None)]
+        pointers: list[tuple[int, int]] = []  # addresses
+        self._follow(type(call), ctypes.addressof(call), pieces, pointers)
+        starts = {}
+        total = 0
+        for address, size, _ in pieces:
+            starts[address] = total + address % 64  # whether a processor may read there depends on it
+            total += -(-size // 64) * 64 + 128
+        order = sorted(starts)
+
+        def place(address: int) -> int:
+            base = order[bisect.bisect_right(order, address) - 1]
+            return starts[base] + address - base
+
+        def copy() -> bytes:
+            image = bytearray(total)
+            for address, size, _ in pieces:
+                image[starts[address] : starts[address] + size] = ctypes.string_at(address, size)
+            return bytes(image)
+
+        before = copy()
+        run(call, name, parts)
+        regions = [Region(starts[address], size, dtype) for address, size, dtype in pieces if dtype is not None]
+        relative = [(place(address), place(target)) for address, target in pointers]
+        kind = type(call)
+        scratch = (kind.scratch.offset, kind.scratch_size.offset) if hasattr(kind, "scratch") else (0, 0)
+        self.calls.append(RecordedCall(self.case, name, parts, 0, before, copy(), regions, relative, scratch))
+
+    def _follow(self, kind: type, address: int, pieces: list, pointers: list) -> None:
+        for name, field in kind._fields_:
+            here = address + getattr(kind, name).offset
+            if issubclass(field, ctypes.Structure):
+                self._follow(field, here, pieces, pointers)
+            elif field is ctypes.c_void_p and name != "scratch":
+                target = ctypes.c_void_p.from_address(here).value
+                if not target:
+                    continue
+                pointers.append((here, target))
+                if any(target == known for known, *_ in pieces):
+                    continue
+                if name in self.structures:
+                    inner = self.structures[name]
+                    count = {"layers": "layer_count", "rules": "rule_count"}.get(name)
+                    number = getattr(kind.from_address(address), count) if count else 1
+                    pieces.append((target, ctypes.sizeof(inner) * number, None))
+                    for i in range(number):
+                        self._follow(inner, target + i * ctypes.sizeof(inner), pieces, pointers)
+                else:
+                    pieces.append((target, *self.memory[target]))
