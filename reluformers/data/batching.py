@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 _ROWS_AT_ONCE = 50_000
-# transformers leaves labels of this value out of every loss
+# transformers leaves labels of this value out of every loss.
 IGNORED_LABEL = -100
 
 
@@ -64,7 +64,10 @@ class _EpochSampler(Sampler):
     """Has an order for each epoch, which depends on (seed, epoch) alone, and the share of one process of it."""
 
     def __init__(self, rows: int, seed: int, rank: int, world_size: int):
-        self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
+        self.rows = rows
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -106,7 +109,8 @@ class TokenBudgetBatchSampler(_EpochSampler):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
+        source = np.asarray(source_lengths, dtype=np.int32)
+        target = np.asarray(target_lengths, dtype=np.int32)
         tokens = int(max(source.max(), target.max()))
         if tokens > max_tokens:
             raise ValueError(f"a row has {tokens} tokens, but training.max_tokens of a whole batch is {max_tokens}")
@@ -129,7 +133,8 @@ class TokenBudgetBatchSampler(_EpochSampler):
             generator = np.random.default_rng((self.seed, self.epoch))
             generator.shuffle(rows)
             generator.shuffle(batches)
-        rows = rows[np.argsort(self._places[rows], kind="stable")]  # rows of one place keep their order
+        # A stable sort keeps the drawn order of rows with equal lengths.
+        rows = rows[np.argsort(self._places[rows], kind="stable")]
         for batch in batches[self.rank :: self.world_size].tolist():
             yield rows[self._edges[batch] : self._edges[batch + 1]].tolist()
 
@@ -194,7 +199,7 @@ def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, 
     def keys(block: slice) -> np.ndarray:
         longest = np.maximum(np.maximum(source[block], target[block]), 1).astype(np.int64)
         difference = source[block] - target[block]
-        # every second length runs backwards, so that the batch over the border of two lengths stays even
+        # Every second length runs backwards, so that a batch over the border of two lengths needs little padding.
         return longest * width + np.where(longest % 2 == 0, difference, -difference) + width // 2
 
     blocks = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(source), _ROWS_AT_ONCE)]
@@ -215,12 +220,14 @@ def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int) -> lis
         ends: number of rows up to the end of each place.
         max_tokens: of a batch.
     """
-    longest, ends, edges = longest.tolist(), ends.tolist(), [0]
+    longest = longest.tolist()
+    ends = ends.tolist()
+    edges = [0]
     while edges[-1] < ends[-1]:
         start = edges[-1]
         place = bisect_right(ends, start)
         most = min(start + max_tokens // longest[place], ends[-1])
-        # the cost (stop − start) · longest of row stop − 1 grows with stop
+        # Bisection finds the end, as the cost (stop − start) · longest of row stop − 1 grows with stop.
         stop = bisect_right(
             range(ends[-1] + 1),
             max_tokens,

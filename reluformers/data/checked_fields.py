@@ -56,7 +56,7 @@ def _read_number(text: str) -> int | float | None:
     """The number that a text is: decimal with leading zeros or an exponent, 0x10, 0o10, 0b10, .inf or .nan."""
     if text.lower().lstrip("+-") in (".inf", ".nan"):
         return float(text.replace(".", ""))
-    if not any(character.isdigit() for character in text):  # Python's float takes "nan" and "infinity"
+    if not any(character.isdigit() for character in text):  # Python's float would take "nan" and "infinity".
         return None
     for read in (int, lambda digits: int(digits, 0), float):
         with contextlib.suppress(ValueError):
@@ -84,7 +84,8 @@ def check_fields(section: str, values: Any, owner: type, *, excluded: Iterable[s
     Raises:
         ValueError: they are no mapping, a name is not known, or a value has the wrong type; names `section.name`.
     """
-    hints, checked = typing.get_type_hints(owner), {}
+    hints = typing.get_type_hints(owner)
+    checked = {}
     allowed = [f"{section}.{item.name}" for item in dataclasses.fields(owner) if item.name not in excluded]
     for name, value in check_mapping(section, values).items():
         key = f"{section}.{name}"

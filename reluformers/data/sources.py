@@ -20,7 +20,7 @@ from reluformers.errors import describe_error
 from .checked_fields import check_name
 from .tables import Tables
 
-# more than any data set has
+# A slice such as [:90%] needs a count of rows; no data set has as many as this.
 _MANY_ROWS = 10**12
 
 
@@ -78,7 +78,7 @@ class DataSection:
 
     needed: ClassVar[tuple[str, ...]] = (
         "train",
-    )  # splits; a `path` has them by these names, unless it is told others
+    )  # These splits must be given; a `path` has them by these names unless told others.
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
@@ -105,7 +105,9 @@ class DataSection:
 
 def _paths(source: Any) -> set[Path]:
     """Files of a split: one, several, or one for each side."""
-    files = source.values() if isinstance(source, dict) else source if isinstance(source, list) else [source]
+    if isinstance(source, dict):
+        source = list(source.values())
+    files = source if isinstance(source, list) else [source]
     return {Path(os.path.expanduser(file)).resolve() for file in files}
 
 
@@ -123,7 +125,7 @@ def _rows_of(split: str, count: int) -> range:
     """Rows of the slice in `split` where there are so many, counted as `datasets` does it."""
     name = split_name(split)
     try:
-        # a name of its own, because names such as "test-2016" are none for `datasets`
+        # We put a name of our own there, because `datasets` takes no names such as "test-2016".
         part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": count})[0]
     except AssertionError as error:
         raise ValueError(f"split {split!r}: {error}") from error
@@ -148,7 +150,7 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
     """Load a split from the Hub."""
     with reading(f"{name}, split {split!r}"):
         dataset = load_dataset(name, split=split, **options)
-        if dataset.info.builder_name == "csv":  # whose cells would be guessed to be numbers or nothing
+        if dataset.info.builder_name == "csv":  # `datasets` would guess that cells are numbers or missing.
             columns = dataset.column_names or next(iter(dataset))
             text = Features(dict.fromkeys(columns, Value("string")))
             dataset = load_dataset(name, split=split, features=text, keep_default_na=False, **options)
@@ -158,7 +160,7 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
 def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
     """Load the rows of parquet files; a column that is text in one and numbers in another is a ValueError."""
     with reading(", ".join(files)):
-        # `datasets` would cast them to the first file's types, in silence: "007" would become 7
+        # `datasets` would cast all files to the first file's types in silence: "007" would become 7.
         pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
         names = {"data": list(map(glob.escape, files))}
         return load_dataset("parquet", data_files=names, split="data", streaming=streaming)
@@ -176,7 +178,7 @@ def read_with(
         streaming: Whether to read them later.
         options: For the function.
     """
-    with reading(""):  # the function names the file itself
+    with reading(""):  # The function names the file in its errors.
         options = {"files": files, "stamps": _stamps(files), **options}
         builder = Tables(read=read, options=options, features=features)
         if streaming:
@@ -188,7 +190,8 @@ def read_with(
 def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:
     """What tells files from others of these names, in a cache: a changed file is read again."""
     paths = files.values() if isinstance(files, dict) else files
-    return {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}  # a list would mean shards
+    # A dict, as `datasets` would take a list for shards.
+    return {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:
@@ -200,7 +203,7 @@ def take_slice(dataset: Dataset, split: str) -> Dataset:
 
 
 @contextmanager
-def reading(place: str) -> Iterator[None]:
+def reading(data_name: str) -> Iterator[None]:
     """Turn what `datasets` raises into a ValueError of one line that names the place; it wraps and logs the cause."""
     verbosity = datasets_logging.get_verbosity()
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
@@ -210,6 +213,6 @@ def reading(place: str) -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause, DatasetsError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        raise ValueError(f"{place}: {describe_error(cause)}".removeprefix(": ")) from error
+        raise ValueError(f"{data_name}: {describe_error(cause)}".removeprefix(": ")) from error
     finally:
         datasets_logging.set_verbosity(verbosity)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
 
-# rows that are read at once
+# We read so many rows of a shard at once.
 _PIECE = 10_000
 
 
@@ -43,7 +43,10 @@ class BlockStream:
 
     def __init__(self, dataset: IterableDataset, rows: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
         self.dataset = dataset.with_format("arrow")
-        self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
+        self.rows = rows
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
         self.has_own_shards = dataset.num_shards % world_size == 0
 
     def blocks(self, epoch: int = 0, number: int = 0, shard: int = 0) -> Iterator[Block]:
@@ -55,18 +58,23 @@ class BlockStream:
             shard: of the epoch's order.
         """
         while True:
-            pieces, begin, is_whole = [], shard, number == shard == 0
+            pieces = []
+            begin = shard
+            is_whole = number == shard == 0
             for at, piece in self._pieces(epoch, shard):
                 begin = begin if pieces else at
                 pieces.append(piece)
                 if sum(map(len, pieces)) >= self.rows:
                     yield Block(_joined(pieces), epoch, number, begin)
-                    pieces, number = [], number + 1
+                    pieces = []
+                    number += 1
             if pieces:
                 yield Block(_joined(pieces), epoch, number, begin)
             elif is_whole and number == 0:
                 raise ValueError(f"process {self.rank} of {self.world_size} finds no rows; check the data")
-            epoch, number, shard = epoch + 1, 0, 0
+            epoch += 1
+            number = 0
+            shard = 0
 
     def _pieces(self, epoch: int, first: int) -> Iterator[tuple[int, pa.Table]]:
         """Rows of this process in an epoch from a shard on, and the shard that each piece is of."""
@@ -104,7 +112,10 @@ class BatchStream(Iterable[Any]):
         make_sampler: Callable[[Dataset, int], Sampler[list[int]]],
         collate: Callable[[list], Any],
     ):
-        self.blocks, self.prepare, self.make_sampler, self.collate = blocks, prepare, make_sampler, collate
+        self.blocks = blocks
+        self.prepare = prepare
+        self.make_sampler = make_sampler
+        self.collate = collate
         self.state = {"epoch": 0, "number": 0, "shard": 0}
 
     def __iter__(self) -> Iterator[Any]:

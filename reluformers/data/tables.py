@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets import ArrowBasedBuilder, BuilderConfig, DatasetInfo, Features, SplitGenerator
 from datasets.builder import Key
 
-_ROWS = 10_000  # of a table
+_ROWS = 10_000  # A table holds so many rows.
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Tables(ArrowBasedBuilder):
         return [SplitGenerator(name="data", gen_kwargs=self.config.options)]
 
     def _generate_tables(self, **options) -> Iterator[tuple[Key, pa.Table]]:
-        rows, schema = iter(self.config.read(**options)), self.config.features.arrow_schema
+        rows = iter(self.config.read(**options))
+        schema = self.config.features.arrow_schema
         for number, first in enumerate(rows):
             yield Key(0, number), pa.Table.from_pylist([first, *islice(rows, _ROWS - 1)], schema=schema)

@@ -43,7 +43,8 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     Every file that is not weights or training state (config, code, tokenizer, generation config) comes from the last
     checkpoint, so that `output` opens like any checkpoint; it appears complete or not at all.
     """
-    folders, output = [Path(folder) for folder in folders], Path(output)
+    folders = [Path(folder) for folder in folders]
+    output = Path(output)
     means = mean_weights(folders)
     with atomic_directory(output, *folders, overwrite=overwrite) as temporary:
         shutil.copytree(folders[-1], temporary, ignore=_LEFT_BEHIND, dirs_exist_ok=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import IntervalStrategy
 
-# <malloc.h> of glibc
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+# glibc defines these numbers in <malloc.h>.
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
 LARGEST = 2**31 - 1
-EVERY = 100  # updates after which freed memory is given back
+EVERY = 100  # Freed memory is given back after so many updates.
 _STATISTICS = ("regularization_loss", "null_rate", "distillation_loss", "attention_loss")
 
 
@@ -36,7 +37,7 @@ class TrainingMeter(TrainerCallback):
         """Forget everything that was added."""
         self._seconds = 0.0
         self._started: float | None = None
-        self._sums: dict[str, Tensor] = {}  # of a statistic also the number of batches that reported it
+        self._sums: dict[str, Tensor] = {}  # It also counts how many batches reported each statistic.
 
     def start(self) -> None:
         """An update begins."""
@@ -44,11 +45,13 @@ class TrainingMeter(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Training begins, or goes on."""
-        self._begun, self.first = time.perf_counter(), state.global_step
+        self._begun = time.perf_counter()
+        self.first = state.global_step
 
     def seconds_left(self, state: TrainerState) -> int:
         """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
-        done, left = state.global_step - self.first, state.max_steps - state.global_step
+        done = state.global_step - self.first
+        left = state.max_steps - state.global_step
         return round((time.perf_counter() - self._begun) / max(done, 1) * left)
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -77,7 +80,8 @@ class TrainingMeter(TrainerCallback):
         if not self._sums:
             return {}
         totals = add_up(torch.stack([value.float() for value in self._sums.values()])).tolist()
-        sums, seconds = dict(zip(self._sums, totals, strict=True)), self._seconds
+        sums = dict(zip(self._sums, totals, strict=True))
+        seconds = self._seconds
         self.reset()
         reports = {name: sums.pop(f"{name} reports") for name in _STATISTICS if name in sums}
         logs = {name: sums.pop(name) / count for name, count in reports.items()}
@@ -141,7 +145,7 @@ class EarlyStopping(EarlyStoppingCallback):
         counted = known.get("attributes", {}).get("early_stopping_patience_counter", 0)
         self.early_stopping_patience_counter = counted
         control.should_training_stop |= counted >= max(self.early_stopping_patience, 1)
-        # the state of a checkpoint from before there was a patience; `Trainer` writes into it
+        # `Trainer` writes into this entry, which a checkpoint lacks if its run had no patience.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):

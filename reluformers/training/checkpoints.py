@@ -24,15 +24,15 @@ from reluformers.saved_models import TOKENIZER_FILES
 logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
-LOCK_FILE = ".lock"  # of a run
+LOCK_FILE = ".lock"  # A run holds it as long as it trains.
 FORMAT_VERSION = 1
-# in a checkpoint that is being written
+# This file marks a checkpoint that is being written.
 UNFINISHED_FILE = ".unfinished"
-# folders of what training did not go on from
+# Checkpoints that training did not go on from move into folders of this name.
 _ASIDE = "set_aside"
-# patterns of what belongs to the training of one checkpoint and not to its model
+# These files of a checkpoint belong to its training, not to its model.
 TRAINING_FILES = ("*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE)
-# all that a run writes before its first checkpoint
+# A run writes nothing else before its first checkpoint.
 _WRITTEN_AT_START = {LOCK_FILE, "recipe.yaml", "target_tokenizer", *TOKENIZER_FILES}
 
 
@@ -44,8 +44,8 @@ def step_of(folder: str | Path) -> int | None:
 
 def checkpoints_of(run_folder: str | Path) -> list[Path]:
     """The folders `checkpoint-<step>` of a run by step, but for unfinished ones."""
-    found = (path for path in Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(path) is not None)
-    folders = [path for path in found if path.is_dir() and not (path / UNFINISHED_FILE).exists()]
+    named = (path for path in Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(path) is not None)
+    folders = [path for path in named if path.is_dir() and not (path / UNFINISHED_FILE).exists()]
     return sorted(folders, key=step_of)
 
 
@@ -97,23 +97,23 @@ def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[s
     return manifest["run"]
 
 
-def check_model(place: str | Path) -> None:
+def check_model(name_or_path: str | Path) -> None:
     """Verify what a model is read from, if it is a checkpoint `checkpoint-<step>` of a run of ours.
 
     Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over. A
     ValueError names a file of the model that is missing or changed, or a checkpoint that was never finished.
     """
-    for folder in (Path(place), Path(os.path.realpath(place))):
+    for folder in (Path(name_or_path), Path(os.path.realpath(name_or_path))):
         if (folder / UNFINISHED_FILE).exists() or (step_of(folder) is not None and (folder / MANIFEST_FILE).is_file()):
             check_checkpoint(folder, for_training=False)
             return
 
 
-def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
+def check_finite(weights: Mapping[str, Tensor], source: Path) -> None:
     """Raise a ValueError for the first weights, by name, that are not finite; it names where they come from."""
     for name, weight in weights.items():
         if not weight.isfinite().all():
-            raise ValueError(f"{place}: {name} holds weights that are not finite; take another checkpoint")
+            raise ValueError(f"{source}: {name} holds weights that are not finite; take another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     """
     output_dir = Path(output_dir)
     if resume is None:
-        found = output_dir.iterdir() if output_dir.exists() else ()
-        others = [path for path in found if path.name not in _WRITTEN_AT_START]
+        entries = output_dir.iterdir() if output_dir.exists() else ()
+        others = [path for path in entries if path.name not in _WRITTEN_AT_START]
         if any(not (path / UNFINISHED_FILE).exists() for path in others):
             raise ValueError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None

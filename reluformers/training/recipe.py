@@ -28,7 +28,7 @@ from reluformers.files import write_text
 
 from .transfer import TransferOptions
 
-# fields that no run reads: both are options of `train`
+# A recipe must not set these fields, which are options of `train`.
 _IDLE = ("output_dir", "resume_from_checkpoint")
 _START = tuple(item.name for item in dataclasses.fields(TransferOptions))
 
@@ -49,16 +49,16 @@ class TaskTrainingArguments(TrainingArguments):
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
     ema_decay: float | None = field(default=None, metadata={"help": "Decay of a moving average of the weights."})
     early_stopping_patience: int | None = field(default=None, metadata={"help": "Evaluations without a better one."})
-    # a loss that is not finite belongs in the log, and looking for it would make the host wait for every step
+    # A loss that is not finite belongs in the log, and filtering would make the host wait for every step.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
-    # every parameter of our models takes part in every step
+    # Every parameter of our models takes part in every step, so DDP need not search for idle ones.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for idle parameters."})
 
     def __post_init__(self):
-        # transformers takes bf16 for a mistake where there is no accelerator, unless the CPU is asked for
+        # Without an accelerator transformers refuses bf16 unless use_cpu is set.
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True
-        # transformers gives ddp_timeout to no process group of CPUs; the one that is made first stays
+        # transformers ignores ddp_timeout for process groups of CPUs, so we make the group first.
         if self.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         if self.early_stopping_patience is not None:
@@ -66,15 +66,15 @@ class TaskTrainingArguments(TrainingArguments):
         if not (is_in_notebook() or sys.stderr.isatty()):
             self.disable_tqdm = True
         super().__post_init__()
-        # what would be left out, or done to a loss or to weights, without a word
+        # These settings would otherwise change or drop a loss or weights in silence.
         if self.label_smoothing_factor:
             raise ValueError(
                 "label_smoothing_factor hides the labels, and with them the regulariser, from the model: set "
                 "label_smoothing of the model"
             )
-        if self.ema_decay is not None:  # 1 would keep the first weights
+        if self.ema_decay is not None:  # A decay of 1 would keep the first weights.
             check_number("training", "ema_decay", self.ema_decay, "(0, 1)")
-        if self.early_stopping_patience is not None:  # 0 would stop at the first evaluation
+        if self.early_stopping_patience is not None:  # A patience of 0 would stop at the first evaluation.
             check_number("training", "early_stopping_patience", self.early_stopping_patience, "[1, inf)")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping_patience counts evaluations: it needs an eval_strategy")
@@ -107,12 +107,12 @@ class Recipe:
     A task gives `make_config(preset, **fields)`, the configuration of a preset with some fields.
     """
 
-    # what `task:` at the head of the file says
+    # The head of a recipe file names the task by this word.
     task: ClassVar[str]
     arguments_class: ClassVar[type[TaskTrainingArguments]]
-    # keys of the model section that are no fields of the configuration
+    # These keys of the model section are no fields of the configuration.
     model_options: ClassVar[tuple[str, ...]] = ("preset", *_START)
-    # fields of the configuration that follow from the data
+    # These fields of the configuration follow from the data.
     decided_fields: ClassVar[Collection[str]] = ()
 
     model: dict[str, Any]
@@ -124,7 +124,8 @@ class Recipe:
         if self.start is None:
             try:
                 return self.make_config(values.pop("preset", "softmax"), **values)
-            except (AttributeError, TypeError) as error:  # transformers looks a dtype up in torch
+            # A wrong dtype is an AttributeError, as transformers looks it up in torch.
+            except (AttributeError, TypeError) as error:
                 raise ValueError(f"model: {error}") from error
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
         return exchanged_config(open_source(self.start), values.get("preset"), values.get("sites"), **config_fields)
@@ -187,9 +188,10 @@ class Recipe:
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> "Recipe":
         """Check names and types of every key and build the recipe."""
-        owners, checked = typing.get_type_hints(cls), {}
+        owners = typing.get_type_hints(cls)
+        checked = {}
         for name, values in sections.items():
-            if name == "task":  # the file's own, by which `load_recipe` chooses the class
+            if name == "task":  # `load_recipe` has chosen the class by it.
                 continue
             check_name(name, [item.name for item in dataclasses.fields(cls)], "section")
             values = {} if values is None else values
@@ -214,7 +216,8 @@ class Recipe:
         values = {**read_as(config_class, values), **given}
         with naming("model"):
             options = TransferOptions(**check_fields("model", given, TransferOptions))
-        missing, idle = "start", {*_START} - {"start"} & values.keys()
+        missing = "start"
+        idle = {*_START} - {"start"} & values.keys()
         if options.start is not None:
             missing = "preset"
             idle = {name for name in ("sites", "attention_distillation") if getattr(options, name)}

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -38,17 +37,33 @@ RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log_history.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
-UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
-_PATIENCE = 10.0  # seconds: the workers of a killed run hold its lock until they notice
+UNFINISHED_MODEL = "unfinished"  # The finished model is written into this folder first.
+_PATIENCE = 10.0  # In seconds: workers of a killed run hold its lock until they notice that it died.
 # What may change when a run goes on, beside all of `decoding`; it holds from the checkpoint on. For `data` we compare
 # checksums of rows, not paths: files may have moved.
 MAY_CHANGE = {
     "data": {"path", "name", "revision", "train", "validation", "test", "check_images", "num_proc"},
     "training": {
-        *("max_steps", "num_train_epochs", "early_stopping_patience", "average_last", "per_device_eval_batch_size"),
-        *("eval_strategy", "eval_steps", "logging_strategy", "logging_steps", "logging_first_step"),
-        *("save_strategy", "save_steps", "save_total_limit", "report_to", "run_name", "disable_tqdm", "ddp_timeout"),
-        *("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory"),
+        "max_steps",
+        "num_train_epochs",
+        "early_stopping_patience",
+        "average_last",
+        "per_device_eval_batch_size",
+        "eval_strategy",
+        "eval_steps",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "report_to",
+        "run_name",
+        "disable_tqdm",
+        "ddp_timeout",
+        "dataloader_num_workers",
+        "dataloader_persistent_workers",
+        "dataloader_pin_memory",
         "dataloader_prefetch_factor",
     },
 }
@@ -96,14 +111,15 @@ def open_run(
     recipe: Recipe, output_dir: str | Path, resume: str | Path | None, report: Callable[[str], None]
 ) -> Iterator[Run]:
     """Begin a run, and keep others out of its folder for the time of a block; arguments as of the tasks' trainings."""
-    args, folder = recipe.training_arguments(output_dir), Path(output_dir)
+    args = recipe.training_arguments(output_dir)
+    folder = Path(output_dir)
     is_first = args.process_index == 0
     if recipe.start is not None:
         check_model(recipe.start)
     with only_run(folder) if is_first else nullcontext():
         # The first process looks, so that all of them go on from the same checkpoint.
-        found = [checkpoint_to_resume(folder, resume) if is_first else None]
-        (checkpoint,) = broadcast_object_list(found)
+        checkpoints = [checkpoint_to_resume(folder, resume) if is_first else None]
+        (checkpoint,) = broadcast_object_list(checkpoints)
         yield Run(recipe, folder, args, checkpoint, report if is_first else logger.debug)
 
 
@@ -154,7 +170,7 @@ def train_model(run: Run, trainer: TaskTrainer, record: dict[str, Any]) -> float
         load_average(trainer.model, run.output_dir, run.args.average_last)
     if trainer.weight_average:
         trainer.weight_average.replace_weights()
-    if run.args.save_strategy == "no":  # no checkpoint has the weights, should the evaluation fail
+    if run.args.save_strategy == "no":  # Without checkpoints, a failing evaluation would lose the weights.
         trainer.save_model(str(run.output_dir / UNFINISHED_MODEL))
     return seconds
 
@@ -162,7 +178,7 @@ def train_model(run: Run, trainer: TaskTrainer, record: dict[str, Any]) -> float
 def save_run(run: Run, trainer: TaskTrainer, scores: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Write the finished model into a run's folder, each file complete or not at all; give `results.json`."""
     results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
-    if run.checkpoint is None:  # the time of earlier starts is lost with them
+    if run.checkpoint is None:  # A resumed run does not know how long earlier starts trained.
         results["training_seconds"] = seconds
     if run.recipe.start is not None:
         results["start"] = origin(run.recipe.start)
@@ -195,16 +211,17 @@ def check_same_run(checkpoint: Path, now: dict[str, Any], owner: type) -> None:
         owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
     """
     before = read_manifest(checkpoint)["run"]
-    earlier, asked = _flat(before, now), _flat(now, before)
+    earlier = _flat(before, now)
+    asked = _flat(now, before)
     for key in sorted(earlier.keys() | asked.keys()):
         section, _, name = key.partition(".")
         if section == "decoding" or name in MAY_CHANGE.get(section, ()):
             continue
         default = getattr(owner, name, None) if section == "training" else None
-        was, wanted = earlier.get(key, default), asked.get(key, default)
+        was = earlier.get(key, default)
+        wanted = asked.get(key, default)
         if was != wanted:
-            was, wanted = (textwrap.shorten(repr(value), 100) for value in (was, wanted))
-            raise ValueError(f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for")
+            raise ValueError(f"{checkpoint}: the run has {key} {was!r:.100}, but {wanted!r:.100} is asked for")
     if before["versions"] != now["versions"]:
         logger.warning(
             "%s was written by %s: weights will differ in their last digits", checkpoint, before["versions"]

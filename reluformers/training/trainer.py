@@ -47,15 +47,15 @@ class TaskTrainer(Trainer):
     """
 
     args: TaskTrainingArguments
-    # a task's own: scores of a whole set by name, the same on every process, and the number of its rows
+    # Each task defines it: it gives scores by name, equal on every process, and the number of rows.
     measure: Callable[[DataLoader], tuple[dict[str, float], int]]
 
     def __init__(self, *arguments: Any, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], **options: Any):
         self.meter = TrainingMeter(count)
         self.run_record: dict[str, Any] = {}
-        # of the last batch, for the log, beside those of the model's outputs
+        # The log shows these values of the last batch beside those in the model's outputs.
         self.statistics: dict[str, Tensor] = {}
-        # of a training set that is streamed
+        # It is set if the training set is a stream.
         self._stream: BatchStream | None = None
         self._resumed_from: str | None = None
         super().__init__(*arguments, **options)
@@ -74,8 +74,8 @@ class TaskTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Leave the learned scalars of attentions and feed-forward networks out, which `Trainer` takes for weights."""
         scalars = {
-            f"{place}.{name}"
-            for place, part in model.named_modules()
+            f"{module_name}.{name}"
+            for module_name, part in model.named_modules()
             if isinstance(part, AttentionVariant | FeedForward)
             for name, _ in part.named_parameters(recurse=False)
         }
@@ -90,7 +90,8 @@ class TaskTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **options: Any
     ) -> Tensor | tuple[Tensor, Any]:
         """The model's own loss; in training its statistics go to the meter."""
-        if model.training and self._is_logged and hasattr(self.model, "regularize"):  # a model of ours, or a copy
+        # Only models of ours, or their copies from the Hub, have this method.
+        if model.training and self._is_logged and hasattr(self.model, "regularize"):
             inputs = {**inputs, "output_null_rate": True}
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
         if model.training:
@@ -108,7 +109,7 @@ class TaskTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen on all processes if these are training logs."""
         if "train_loss" in logs and self.state.global_step == self.meter.first:
-            return  # a mean over no update: the checkpoint was the end of training
+            return  # The checkpoint was the end of training, so this would be a mean over no update.
         self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
@@ -132,7 +133,7 @@ class TaskTrainer(Trainer):
         self._resumed_from = resume_from_checkpoint
         if self.weight_average and self._resumed_from:
             self.weight_average.load(self._resumed_from)
-        self.args.eval_on_start &= self._resumed_from is None  # transformers would evaluate again at each resume
+        self.args.eval_on_start &= self._resumed_from is None  # transformers would evaluate again at each resume.
         output = super().train(resume_from_checkpoint, *args, **options)
         self._check_finite()
         return output
@@ -180,7 +181,7 @@ class TaskTrainer(Trainer):
                 Path(output_dir, SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
         else:
             super().save_model(output_dir, _internal_call)
-        # the Trainer's own calls name a folder for checkpoints alone
+        # Only for checkpoints does Trainer itself call this with a folder.
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
 
@@ -200,7 +201,8 @@ class TaskTrainer(Trainer):
         """Save, seal the checkpoint when everything is in it, and only then delete older ones."""
         self._check_finite()
         self._note_epoch()
-        run_folder, limit = Path(self._get_output_dir(trial)), self.args.save_total_limit
+        run_folder = Path(self._get_output_dir(trial))
+        limit = self.args.save_total_limit
         folder = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
             begin_checkpoint(folder)
@@ -228,7 +230,7 @@ class TaskTrainer(Trainer):
         """What the arguments say of data loaders, for loaders of one process's batches."""
         args = self.args
         return {
-            # the global random state stays as it is, so that dropout is the same in a resumed run
+            # A generator of its own leaves the global random state alone, so a resumed run draws the same dropout.
             "generator": torch.Generator(),
             "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and args.device.type != "cpu",
@@ -240,7 +242,8 @@ class TaskTrainer(Trainer):
 
 def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
     """Refuse what does not go with weights in pieces, and attention in pieces altogether."""
-    parallelism, plugin = accelerator.parallelism_config, getattr(accelerator.state, "fsdp_plugin", None)
+    parallelism = accelerator.parallelism_config
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
     faults = [
         f"parallelism_config_{name}_size divides softmax attention, and ours may be another"
         for name in ("cp", "sp", "tp")
@@ -264,7 +267,8 @@ def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
         model: on any device; `Accelerator.prepare` skips what is sharded already.
         accelerator: of FSDP2; its checkpoints are written in pieces from now on.
     """
-    plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
+    plugin = accelerator.state.fsdp_plugin
+    mesh = accelerator.torch_device_mesh
     plugin.set_state_dict_type("SHARDED_STATE_DICT")
     holders = defaultdict(list)
     for module in model.modules():
@@ -273,7 +277,7 @@ def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
     for weight, modules in holders.items():
         if len(modules) == 1:
             continue
-        # as Accelerate does it with the others
+        # Accelerate makes all other weights float32 too.
         if accelerator.mixed_precision != "no":
             weight.data = weight.data.float()
         fully_shard(

@@ -50,14 +50,16 @@ class TransferOptions:
 
 def divergences(logits: Tensor, reference: Tensor) -> Tensor:
     """KL(p ‖ q) in nats, p that of the reference: logits [..., classes] → float32 [...]."""
-    ours, theirs = logits.float().log_softmax(-1), reference.float().log_softmax(-1)
+    ours = logits.float().log_softmax(-1)
+    theirs = reference.float().log_softmax(-1)
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
 def relative_difference(call: Call, reference: Call) -> Tensor:
     """Mean of (o − o')² over the variance of o', both over real queries and all channels; a scalar in float32."""
     real = reference.real.unsqueeze(-1)
-    ours, theirs = call.joined.float(), reference.joined.float()
+    ours = call.joined.float()
+    theirs = reference.joined.float()
     count = (real.sum() * theirs.shape[-1]).clamp_min(1)
     mean = torch.where(real, theirs, 0.0).sum() / count
     variance = torch.where(real, theirs - mean, 0.0).square().sum() / count
@@ -91,21 +93,23 @@ class Transfer(TrainerCallback):
     def __init__(
         self, options: TransferOptions, model: PreTrainedModel, original: PreTrainedModel, accelerator: Accelerator
     ):
-        self.options, self.model, self.accelerator = options, model, accelerator
+        self.options = options
+        self.model = model
+        self.accelerator = accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
         if not self.pairs and options.attention_distillation > 0:
             raise ValueError("model.preset is the attention of model.start: nothing is exchanged")
         self.original = original
         self.recorded = self.pairs if options.attention_distillation > 0 else {}
-        # of the last batch; outputs keep their fields, of which DDP builds them anew
+        # The log takes them from here: DDP rebuilds outputs from their fields, so they get no new ones.
         self.statistics: dict[str, Tensor] = {}
         self._attached = ExitStack()
         self._recording = ExitStack()
         self._calls: Mapping[str, list[Call]] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.on_train_end(args, state, control)  # of a start that `auto_find_batch_size` gave up
+        self.on_train_end(args, state, control)  # `auto_find_batch_size` may have given up an earlier start.
         self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
         self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
 
@@ -113,7 +117,7 @@ class Transfer(TrainerCallback):
         self._attached.close()
 
     def _before(self, model: nn.Module, given: tuple) -> None:
-        self._recording.close()  # of a call that failed
+        self._recording.close()  # The call before may have failed.
         if model.training:
             ours = {name: pair[0] for name, pair in self.recorded.items()}
             self._calls = self._recording.enter_context(recording(ours))
@@ -127,7 +131,8 @@ class Transfer(TrainerCallback):
         asked = {name: inputs[name] for name in inputs.keys() - {"num_items_in_batch", "output_null_rate"}}
         with torch.no_grad(), self.accelerator.autocast(), recording(theirs) as references:
             reference = self.original(*given, **asked)
-        labels, logits = inputs["labels"], outputs.logits
+        labels = inputs["labels"]
+        logits = outputs.logits
         is_counted = torch.ones_like(logits[..., 0], dtype=torch.bool)
         if labels.shape == is_counted.shape:
             is_counted = labels.ne(-100)
@@ -156,10 +161,11 @@ def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str,
     A compiled or sharded model has no modules whose inputs could be recorded, and only distributions over the same
     classes can be compared. `new_labels` are those of the data, if the model has got a fresh head for them.
     """
-    options, args = recipe.transfer, trainer.args
+    options = recipe.transfer
+    args = trainer.args
     if not options.is_distilled:
         return
-    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # its first pass has no gradient
+    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # Its first pass has no gradient.
     in_pieces = trainer.accelerator.is_fsdp2 or args.deepspeed or args.n_gpu > 1
     if args.torch_compile or reentrant or in_pieces:
         raise ValueError(
@@ -169,7 +175,7 @@ def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str,
     problem = getattr(trainer.model.config, "problem_type", None)
     if options.distillation > 0 and (new_labels or problem not in (None, "single_label_classification")):
         raise ValueError("model.distillation compares distributions over the classes of model.start: they are others")
-    # a head that is not compared has to know the labels all the same
+    # A head that is not compared must know the labels too, as the forward pass gets them.
     original = build_model(open_source(recipe.start), new_head=bool(new_labels), config_fields=new_labels or {})
     transfer = Transfer(options, trainer.model, original, trainer.accelerator)
     trainer.add_callback(transfer)

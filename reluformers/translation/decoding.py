@@ -22,11 +22,11 @@ from .tokenization import Tokenizer, Tokenizers, encode_texts, load_tokenizers
 
 logger = logging.getLogger(__name__)
 
-# whatever a model was saved with: the same translation each time, and one alone
+# Whatever a model was saved with, translating gives one translation, the same each time.
 ONE_BEST = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
-# ((_OFFSET + length) / (_OFFSET + 1)) ** alpha, Wu et al. 2016, eq. 14
+# The penalty is ((_OFFSET + length) / (_OFFSET + 1)) ** alpha: Wu et al. 2016, eq. 14.
 _OFFSET = 5
-# what knows the languages: the recipe of a training run, and what OPUS-MT models and those made of them have
+# These files know the languages: the recipe of a training run, and a file of OPUS-MT models and their offspring.
 _LANGUAGE_FILES = {"recipe.yaml": "data", "tokenizer_config.json": None}
 _LANGUAGES = ("source_lang", "target_lang")
 
@@ -128,16 +128,17 @@ def translate(
         logger.warning("%s.", unknown)
     options = {"num_beams": 5, "length_penalty": 1.0, **ONE_BEST, **search}
     if options["num_beams"] == 1:
-        del options["length_penalty"]  # of beams alone
+        del options["length_penalty"]  # Greedy search has no length penalty.
     translations = [""] * len(texts)
     is_hidden = None if progress is None else not progress or callable(progress)
-    was_training, searching = model.training, wu_length_penalty(model) if penalty == "wu" else model
+    was_training = model.training
+    searching = wu_length_penalty(model) if penalty == "wu" else model
     model.eval()
     try:
         with torch.inference_mode(), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
             for batch in length_batches(list(map(len, rows)), max_tokens, batch_size):
-                found = _translate_batch(searching, tokenizers, [rows[row] for row in batch], options)
-                for row, text in zip(batch, found, strict=True):
+                written = _translate_batch(searching, tokenizers, [rows[row] for row in batch], options)
+                for row, text in zip(batch, written, strict=True):
                     translations[row] = text
                 (progress if callable(progress) else bar.update)(len(batch))
     finally:
@@ -150,7 +151,7 @@ def _translate_batch(
 ) -> list[str]:
     source, visible = pad_rows(rows, tokenizers[0].pad_token_id)
     inputs = {"input_ids": source.to(model.device), "attention_mask": visible.long().to(model.device)}
-    # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
+    # A saved max_length beside max_new_tokens would bring a warning for each batch. max_length counts the start token.
     limits = {"max_length": 1 + longest_translation(source.shape[1], model.config), "max_new_tokens": None}
     tokens = model.generate(**inputs, **{**limits, **options})
     with TOKENIZING:
@@ -182,15 +183,15 @@ def saved_languages(name_or_path: str | Path) -> tuple[str | None, str | None]:
     Args:
         name_or_path: folder of a saved model, or a Hub id.
     """
-    found: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for name, section in _LANGUAGE_FILES.items():
         try:
             content = yaml.safe_load(Path(cached_file(str(name_or_path), name)).read_text(encoding="utf-8"))
             content = content.get(section) or {} if section else content
-            found = {key: content[key] for key in _LANGUAGES if isinstance(content.get(key), str)} | found
+            languages = {key: content[key] for key in _LANGUAGES if isinstance(content.get(key), str)} | languages
         except (OSError, ValueError, AttributeError, yaml.YAMLError):
-            continue  # whoever needs the file says what is wrong with it
-    return found.get(_LANGUAGES[0]), found.get(_LANGUAGES[1])
+            continue  # Code that needs the file will say what is wrong with it.
+    return languages.get(_LANGUAGES[0]), languages.get(_LANGUAGES[1])
 
 
 def wu_length_penalty(model: Any) -> Any:
@@ -211,8 +212,9 @@ def wu_length_penalty(model: Any) -> Any:
     ReLA and QKNorm with α = 0.6.
     """
     generator = copy.copy(model)
-    # taken from the class: a copy of a copy must not shift the length twice
-    finish, may_improve = type(generator)._update_finished_beams, type(generator)._check_early_stop_heuristic
+    # They come from the class, so that a copy of a copy does not shift the length twice.
+    finish = type(generator)._update_finished_beams
+    may_improve = type(generator)._check_early_stop_heuristic
 
     def update_finished_beams(*, topk_log_probs, decoder_prompt_len, length_penalty, **state):
         return finish(
@@ -231,7 +233,7 @@ def wu_length_penalty(model: Any) -> Any:
             **state,
         )
 
-    update_finished_beams.penalty_offset = _OFFSET  # for the compiled search
+    update_finished_beams.penalty_offset = _OFFSET  # The compiled search reads the offset here.
     generator._update_finished_beams = update_finished_beams
     generator._check_early_stop_heuristic = check_early_stop_heuristic
     return generator

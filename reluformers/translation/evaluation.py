@@ -27,7 +27,8 @@ from .tokenized_rows import pack_documents, token_batches, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 
-# words of a text to the third, summed: up to three minutes where outputs are nothing but loops, seconds elsewhere
+# TER's time grows with the third power of a text's words. With this bound on the sum of these powers, it takes up to
+# three minutes where outputs are nothing but loops, and seconds elsewhere.
 MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
@@ -59,7 +60,8 @@ class TranslationScoring(ScoringOptions, Search, PairColumns):
     def __post_init__(self):
         super().__post_init__()
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
-        self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
+        self.source_lang = self.source_lang or known[0]
+        self.target_lang = self.target_lang or known[1]
         self.bleu = bleu_metric(self.target_lang, self.tokenize)
 
 
@@ -119,8 +121,8 @@ class TranslationScorer(Scorer):
             del metrics["ter"]
         scores = {}
         for name, metric in metrics.items():
-            found = CorpusMetric(metric).compute(predictions=answers, references=references)
-            scores[name] = Score(found.pop("score"), found.pop("signature"), found)
+            result = CorpusMetric(metric).compute(predictions=answers, references=references)
+            scores[name] = Score(result.pop("score"), result.pop("signature"), result)
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
         return {"scores": scores, "decoding": self.decoding | precision}
 
@@ -139,7 +141,7 @@ class TranslationScorer(Scorer):
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing; longer sides are cut, with a warning."""
-        max_length = getattr(self.model.config, "max_position_embeddings", None)  # T5 has none
+        max_length = getattr(self.model.config, "max_position_embeddings", None)  # T5 has no such field.
         pairs = tokenize_pairs(self.pairs, *self.tokenizers, max_length=max_length)
         pairs = pairs.select_columns(["input_ids", "labels"])
         batches = token_batches(pairs, max_tokens=self.options.max_tokens, shuffle=False)
@@ -161,7 +163,7 @@ def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequ
         to 4, and all n-grams. chrF counts 18: character n-grams of the output, of the reference, and matching ones,
         for n = 1 to 6.
     """
-    # what sacreBLEU's own tests of significance sum up; there is no public name for it
+    # sacreBLEU's own significance tests sum these up; it has no public name for them.
     return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.int64)
 
 

@@ -23,10 +23,10 @@ from .decoding import translate
 from .rows import read_rows, read_text
 from .tokenization import Tokenizers
 
-BLOCK_LINES = 2000  # held and sorted by length together
+BLOCK_LINES = 2000  # So many lines are held and sorted by length together.
 TABLES = (".jsonl", ".json", ".tsv", ".csv")
-Parts = list[tuple[str, str]]  # of a text, each with its translation
-# Signs that also stand within words: 3.5, U.S., a?b=c
+Parts = list[tuple[str, str]]  # The parts of a text, each with its translation.
+# These signs also stand within words: 3.5, U.S., a?b=c.
 _WEAK_ENDS = ".!?…\N{ONE DOT LEADER}\N{SMALL FULL STOP}\N{FULLWIDTH FULL STOP}"
 _ENDS = r"[\p{Sentence_Terminal}…]"
 _CLOSING = r"""(?:["'\p{Pe}\p{Pf}]|[“‘«](?!\S))*+"""
@@ -35,11 +35,11 @@ _SENTENCES = (
     rf"(?<!{_ENDS})(?:[{_WEAK_ENDS}]*+[\p{{Sentence_Terminal}}&&[^{_WEAK_ENDS}]]{_ENDS}*+"
     rf"|[{_WEAK_ENDS}]++(?={_CLOSING}(?:\s|\z|\p{{Lo}})|(?<=[!?…])\p{{Lu}})){_CLOSING}\s*"
 )
-# Patterns after which a sentence is cut, the first that it has: blanks, commas, words (UAX 29) and characters.
+# A long sentence is cut after the first of these that it has: blanks, commas, words (UAX 29), characters.
 _WITHIN = (r"\s", r"\p{Terminal_Punctuation}(?!\p{Nd})", r"(?y{w})\X", r"\X")
 _QUOTES = "\"'«»“”‘’()[]"
 _IDEOGRAPHIC = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff"
-_SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"  # blanks stand between its sentences, not between its words
+_SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"  # Blanks stand between its sentences, not its words.
 
 
 def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
@@ -74,10 +74,11 @@ def _ends_of(pattern: str, text: str) -> list[int]:
 
 def join_parts(text: str, parts: Parts) -> str:
     """Join the translations of a text's parts, with blanks where the language of the translation has them."""
-    joined, end = "", 0
+    joined = ""
+    end = 0
     for part, translation in parts:
         start = text.index(part, end)
-        # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
+        # A vocabulary of bytes can spell a line break, which would shift every later line to another text.
         line = " ".join(translation.splitlines())
         if joined and line:
             joined += _blank_between(text[start - 1 : start + 1], joined, line)
@@ -153,7 +154,8 @@ def align_lines(
     pipe = TranslationPipeline(model, *tokenizers)
     for block in translate_blocks(model, tokenizers, texts, **options):
         for text, row in block:
-            links, start = [], 0
+            links = []
+            start = 0
             for part, translation in row:
                 start = text.index(part, start)
                 before = text.count(" ", 0, start)
@@ -178,7 +180,7 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
     if source.removesuffix(".gz").endswith(TABLES) != (column is not None):
         raise ValueError(f"{source}: --column names the texts of a table ({', '.join(TABLES)}), and of nothing else")
     if source == "-":
-        # in UTF-8 as files are, whatever the locale says
+        # We read UTF-8 as in files, whatever the locale says.
         sys.stdin.reconfigure(**LINES)
         yield from check_lines(sys.stdin, "standard input")
     elif column is None:
@@ -206,7 +208,7 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     part = target.with_name(f"{target.name}.{digest[:8]}.part")
-    lock = FileLock(f"{part}.lock", timeout=0)  # it goes with the process
+    lock = FileLock(f"{part}.lock", timeout=0)  # The system frees the lock when the process ends.
     try:
         lock.acquire()
     except Timeout as error:
@@ -214,12 +216,13 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
     try:
         with open(part, "a+b") as file:
             file.seek(0)
-            whole = [len(line) for line in file if line.endswith(b"\n")]  # the last one may be cut short
+            # A killed call may have cut the last line short.
+            whole = [len(line) for line in file if line.endswith(b"\n")]
             file.truncate(sum(whole))
         with open(part, "a", encoding="utf-8", newline="\n") as text:
             yield text, len(whole)
         part.replace(target)
     finally:
-        with suppress(PermissionError):  # Windows removes no open file; there the release does it
+        with suppress(PermissionError):  # Windows removes no open file; there the release does it.
             os.unlink(lock.lock_file)
         lock.release()

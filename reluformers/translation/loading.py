@@ -108,13 +108,13 @@ def open_translation_split(
         raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
     location, options = _resolve(source, split, (columns.source_lang, columns.target_lang))
     files = location.values() if isinstance(location, dict) else location
-    place = location if isinstance(location, str) else ", ".join(files)
-    is_read = not isinstance(location, str) and _format(place) != ".parquet"
-    # these alone, by whatever else a recipe's section says, are what the rows follow from
+    data_name = location if isinstance(location, str) else ", ".join(files)
+    is_read = not isinstance(location, str) and _format(data_name) != ".parquet"
+    # The rows follow from these fields alone, so other settings of a recipe do not change the cache's key.
     columns = PairColumns(**{item.name: getattr(columns, item.name) for item in fields(PairColumns)})
     features = _PAIRS | ({"document": Value("string")} if columns.document_column else {})
     given = {"files": location, "features": Features(features), "streaming": streaming}
-    with naming(place):
+    with naming(data_name):
         if isinstance(location, str):
             rows = read_hub(location, split, {**options, "streaming": True} if streaming else options)
         elif not is_read:
@@ -127,7 +127,7 @@ def open_translation_split(
             rows = take_slice(rows, split)
 
     def lay_out(rows: Dataset) -> Dataset:
-        with naming(place):
+        with naming(data_name):
             return rows if is_read else _find_columns(rows, columns)
 
     return rows, lay_out
@@ -137,7 +137,8 @@ def _resolve(
     source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
-    if None in languages or languages[0] == languages[1]:  # None where a recipe or a model's folder does not say it
+    # A language is None if neither a recipe nor a model's folder names it.
+    if None in languages or languages[0] == languages[1]:
         raise ValueError(f"source_lang and target_lang are {languages}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
@@ -179,17 +180,21 @@ def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> lis
 
 
 def _text_pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
-    for number, pair in enumerate(zip_longest(*map(iterate_lines, (files["source"], files["target"]))), start=1):
-        if None in pair:
-            shorter, longer = (files["source"], files["target"])[:: 1 if pair[0] is None else -1]
-            raise ValueError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
-        yield dict(zip(("source", "target"), pair, strict=True))
+    pairs = zip_longest(iterate_lines(files["source"]), iterate_lines(files["target"]))
+    for number, (source, target) in enumerate(pairs, start=1):
+        if source is None or target is None:
+            shorter, longer = ("source", "target") if source is None else ("target", "source")
+            raise ValueError(
+                f"{files[shorter]} ends before line {number} of {files[longer]}, which must be its translation"
+            )
+        yield {"source": source, "target": target}
 
 
 def _find_columns(dataset: Dataset, columns: PairColumns) -> Dataset:
     """Lay the sentences into columns "source", "target" and, if asked for, "document"."""
     kept = [] if columns.document_column is None else [columns.document_column]
-    sides, outer = [columns.source_lang, columns.target_lang], columns.translation_column
+    sides = [columns.source_lang, columns.target_lang]
+    outer = columns.translation_column
     if outer in dataset.column_names:
         dataset = dataset.select_columns([outer, *kept]).flatten()
         sides = [f"{outer}.{side}" for side in sides]

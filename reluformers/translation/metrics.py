@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
 NUM_EXAMPLES = 5
-_DETAILS = ("precisions", "bp", "sys_len", "ref_len")  # of BLEU
+_DETAILS = ("precisions", "bp", "sys_len", "ref_len")  # BLEU has these parts.
 
 
 class CorpusMetric(evaluate.Metric):
@@ -25,19 +25,19 @@ class CorpusMetric(evaluate.Metric):
 
     def __init__(self, metric: Metric):
         self.metric = metric
-        super().__init__(keep_in_memory=True)  # so that processes cannot collide
+        super().__init__(keep_in_memory=True)  # In memory, processes cannot collide.
 
     def _build_data_dir(self) -> str:
-        return ""  # in memory no folder is needed, and the home folder may be read-only
+        return ""  # In memory it needs no folder, and the home folder may be read-only.
 
     def _info(self) -> evaluate.MetricInfo:
         rows = Features(dict.fromkeys(("predictions", "references"), Value("string")))
         return evaluate.MetricInfo(description=type(self).__doc__, citation="Post 2018 (sacreBLEU)", features=rows)
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        found = self.metric.corpus_score(predictions, [references])
-        details = {name: getattr(found, name) for name in _DETAILS if hasattr(found, name)}
-        return {"score": found.score, "signature": self.metric.get_signature().format(), **details}
+        score = self.metric.corpus_score(predictions, [references])
+        details = {name: getattr(score, name) for name in _DETAILS if hasattr(score, name)}
+        return {"score": score.score, "signature": self.metric.get_signature().format(), **details}
 
 
 def bleu_metric(language: str | None, tokenize: str | None = None) -> BLEU:

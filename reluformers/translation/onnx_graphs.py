@@ -12,9 +12,11 @@ from transformers.utils import ModelOutput
 from reluformers.onnx.graphs import export_graph, merge_branches
 from reluformers.onnx.precision import convert_precision
 
-ENCODER, DECODER = "encoder_model", "decoder_model_merged"
+ENCODER = "encoder_model"
+DECODER = "decoder_model_merged"
 SWITCH = "use_cache_branch"
-_ROWS, _SOURCES = "batch_size", "encoder_batch_size"
+_ROWS = "batch_size"
+_SOURCES = "encoder_batch_size"
 
 
 def past_names(config) -> list[str]:
@@ -46,7 +48,8 @@ def _encode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor])
 
 def _make_source_states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Keys and values of the source, which the first step makes and all others are given."""
-    (states,), made = inputs.values(), {}
+    (states,) = inputs.values()
+    made = {}
     for number, layer in enumerate(model.model.decoder.layers):
         key, value = layer.cross_attn._keys_and_values(states, states, None)
         made |= {f"{number}.key": key, f"{number}.value": value}
@@ -55,7 +58,8 @@ def _make_source_states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> di
 
 def _decode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Steps behind a cache that already has the keys and values of the source."""
-    own, source = DynamicCache(), DynamicCache()
+    own = DynamicCache()
+    source = DynamicCache()
     cache = EncoderDecoderCache(own, source)
     past = iter(inputs[name] for name in past_names(model.config))
     for layer in range(model.config.decoder_layers):
@@ -96,7 +100,11 @@ def export_graphs(
         Name, precision and graph.
     """
     config = model.config
-    sources, rows, source_len, length, past = 3, 6, 7, 5, 4
+    sources = 3
+    rows = 6
+    source_len = 7
+    length = 5
+    past = 4
     mask = torch.ones(sources, source_len, dtype=torch.long)
     states = torch.randn(sources, source_len, config.d_model)
     heads = config.decoder_attention_heads
@@ -106,7 +114,8 @@ def export_graphs(
         "input_ids": (torch.ones(rows, length, dtype=torch.long), (_ROWS, "decoder_sequence_length")),
         "encoder_hidden_states": (states, (*of_source, None)),
     }
-    kept, passed = {}, {}
+    kept = {}
+    passed = {}
     for name in past_names(config):
         _, layer, side, kind = name.split(".")
         is_own = side == "decoder"
@@ -117,7 +126,7 @@ def export_graphs(
         kept[name] = None if is_own else f"{layer}.{kind}"
         if not is_own:
             passed[name] = present_name(name)
-    # one tensor for both would be one input
+    # Two tensors, because the exporter would make one input of one tensor.
     encoder_inputs = {"input_ids": (torch.ones_like(mask), of_source), "attention_mask": (mask, of_source)}
     encoder = export_graph(model, partial(_encode, model, attentions), encoder_inputs)
     states_inputs = {"encoder_hidden_states": given["encoder_hidden_states"]}

@@ -25,7 +25,8 @@ class _Encoder(nn.Module):
 
     def __init__(self, session: Session, longest: int):
         super().__init__()
-        self.session, self.longest = session, longest
+        self.session = session
+        self.longest = longest
 
     def forward(
         self,
@@ -57,7 +58,8 @@ class OnnxTranslator(OnnxModel, GenerationMixin):
 
     def __init__(self, config: PreTrainedConfig, encoder: Session, decoder: Session):
         super().__init__(config)
-        self.encoder, self.session = _Encoder(encoder, config.max_position_embeddings), decoder
+        self.encoder = _Encoder(encoder, config.max_position_embeddings)
+        self.session = decoder
 
     def get_encoder(self, *_, **__) -> nn.Module:
         """The encoder, as `generate` calls it."""
@@ -117,15 +119,18 @@ class OnnxTranslator(OnnxModel, GenerationMixin):
         wanted: list[str],
     ) -> dict[str, Tensor]:
         """Run the decoder behind what the cache holds, and add to that what it has computed."""
-        own, source, config = cache.self_attention_cache, cache.cross_attention_cache, self.config
-        is_first, held = not cache.is_updated.get(0), own.get_seq_length()
+        own = cache.self_attention_cache
+        source = cache.cross_attention_cache
+        config = self.config
+        is_first = not cache.is_updated.get(0)
+        held = own.get_seq_length()
         check_length(held + tokens.shape[1], config.max_position_embeddings)
         heads = config.decoder_attention_heads
         none = states.new_empty(len(tokens), heads, 0, config.d_model // heads)
         no_source = states.new_empty(len(states), *none.shape[1:])
         past = []
         for layer in range(config.decoder_layers):
-            past += own.update(none, none, layer)  # nothing more, so all that there is
+            past += own.update(none, none, layer)  # Adding nothing returns all that the cache holds.
             past += (no_source, no_source) if is_first else (source.layers[layer].keys, source.layers[layer].values)
         names = past_names(config)
         new = [name for name in names if is_first or ".decoder." in name]

@@ -20,9 +20,9 @@ from .rows import PairColumns
 
 Source = str | dict[str, str]
 
-# of default recipes
-TOKENS_PER_WORD = 1.3  # of vocabularies of this size
-BATCH_FILL = 0.9  # of it, without padding
+# Default recipes follow from these numbers.
+TOKENS_PER_WORD = 1.3  # Vocabularies of this size have so many.
+BATCH_FILL = 0.9  # This share of a batch is no padding.
 UPDATES = 10_000
 HELD_OUT_SEED = 1
 
@@ -82,7 +82,7 @@ class TranslationDataSection(PairColumns, DataSection):
     def __post_init__(self):
         if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
-        if self.held_out is not None:  # fewer than none would hold out all but so many
+        if self.held_out is not None:  # A negative number would hold out all rows but so many.
             check_number("data", "held_out", self.held_out, "[1, inf)", integer=True)
 
     @property
@@ -143,9 +143,13 @@ class TranslationRecipe(Recipe):
     task: ClassVar[str] = "translation"
     make_config = staticmethod(seq2seq_config)
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
-    # by the tokenizer
+    # The tokenizer decides them.
     decided_fields: ClassVar[Collection[str]] = (
-        *("vocab_size", "decoder_vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"),
+        "vocab_size",
+        "decoder_vocab_size",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
         "decoder_start_token_id",
     )
 
@@ -167,7 +171,7 @@ class TranslationRecipe(Recipe):
         strategies = (args.eval_strategy, args.logging_strategy, args.save_strategy)
         if args.max_steps < 1 or IntervalStrategy.EPOCH in strategies:
             raise ValueError("data.streaming has no epochs: set training.max_steps, and strategies to steps or no")
-        # the stream itself knows where it stands
+        # The stream knows where it stands, so Trainer must not skip batches.
         args.ignore_data_skip = True
         return args
 
@@ -195,10 +199,12 @@ def default_recipe(
     for row in rows:
         characters.update(row["source"], row["target"])
         counts.append((_count_words(row["source"]), _count_words(row["target"])))
-    words, longer = sum(map(sum, counts)), sum(map(max, counts))
+    words = sum(map(sum, counts))
+    longer = sum(map(max, counts))
     vocab_size = round(min(max(4 * words**0.5, 1000), 32_000), -2) + round(len(characters), -2)
     sections = read_yaml(Path(__file__).with_name("default_recipe.yaml"))
-    data, training = sections["data"], sections["training"]
+    data = sections["data"]
+    training = sections["training"]
     per_epoch = max(round(longer * TOKENS_PER_WORD / (training["max_tokens"] * BATCH_FILL)), 1)
     epochs = min(max(round(UPDATES / per_epoch), 3), 50)
     updates = epochs * per_epoch

@@ -48,24 +48,24 @@ def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None
     keys = {"source": columns.source_lang, "target": columns.target_lang}
     for path in files:
         for number, row in enumerate(read_rows(path), start=1):
-            place = f"{path}, row {number}"
-            pair = {side: read_text(row, key, place, columns.translation_column) for side, key in keys.items()}
+            row_name = f"{path}, row {number}"
+            pair = {side: read_text(row, key, row_name, columns.translation_column) for side, key in keys.items()}
             if columns.document_column is not None:
-                document = _cell(row, columns.document_column, place)
+                document = _cell(row, columns.document_column, row_name)
                 document = str(document) if type(document) is int else document
-                pair["document"] = check_text(document, columns.document_column, place)
+                pair["document"] = check_text(document, columns.document_column, row_name)
             yield pair
 
 
-def read_text(row: dict[str, Any], key: str, place: str, translation_column: str = "translation") -> str:
+def read_text(row: dict[str, Any], key: str, row_name: str, translation_column: str = "translation") -> str:
     """The text of a row under a key, there or in its dict of sentences; a ValueError that names the place if none."""
     sentences = row[translation_column] if isinstance(row.get(translation_column), dict) else row
-    return check_text(_cell(sentences, key, place), key, place)
+    return check_text(_cell(sentences, key, row_name), key, row_name)
 
 
-def _cell(row: dict[str, Any], name: str, place: str) -> Any:
+def _cell(row: dict[str, Any], name: str, row_name: str) -> Any:
     if name not in row:
-        raise ValueError(f"{place}: there is no {name!r}, but {list(row)!r:.200}")
+        raise ValueError(f"{row_name}: there is no {name!r}, but {list(row)!r:.200}")
     return row[name]
 
 
@@ -79,7 +79,7 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
     if not name.endswith((".csv", ".tsv")):
         yield from _json_rows(path)
         return
-    # in .tsv files quotation marks are ordinary characters
+    # In .tsv files quotation marks are ordinary characters.
     form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if name.endswith(".tsv") else {"strict": True}
     reader = csv.reader(iterate_lines(path, keep_ends=name.endswith(".csv")), **form)
     records = filter(None, reader)
@@ -104,7 +104,7 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     for number, line in lines:
         try:
             content = json.loads(line)
-        except ValueError as error:  # too many digits of a number too
+        except ValueError as error:  # A number of too many digits is a ValueError too.
             raise ValueError(f"{path}, line {number}: not JSON ({error}); write one object per line") from error
         for row in content if isinstance(content, list) else [content]:
             if not isinstance(row, dict):

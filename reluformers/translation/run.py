@@ -38,9 +38,9 @@ from .trainer import TranslationTrainer
 logger = logging.getLogger(__name__)
 
 HELD_OUT_FILE = "validation.jsonl"
-# of a stream, for training its tokenizers
+# The tokenizers of a stream are trained on so many rows.
 TOKENIZER_ROWS = 1_000_000
-_CALIBRATION_BATCH = 32  # rows
+_CALIBRATION_BATCH = 32  # In rows.
 _TOKENIZER_OPTIONS = ("vocab_size", "min_frequency", "byte_fallback", "max_digits")
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in Seq2SeqTransformerConfig.sites))
 
@@ -124,7 +124,8 @@ def prepare_data(
     Raises:
         ValueError: the data cannot be read, or nothing is left of them.
     """
-    data, longest = recipe.data, recipe.model_config().max_position_embeddings
+    data = recipe.data
+    longest = recipe.model_config().max_position_embeddings
     splits = load_splits(data)
     if reuse_tokenizers:
         tokenizers = load_tokenizers(folder)
@@ -144,7 +145,7 @@ def prepare_data(
     else:
         train, cleaning_report = clean(tokenize_pairs(train, *tokenizers, num_proc=data.num_proc), **limits)
         report(f"training set: {cleaning_report}")
-        # rows are read 5 times faster without the indirection that filtering leaves
+        # Without the indirection that filtering leaves, rows are read 5 times faster.
         train = train.select_columns(["input_ids", "labels"]).flatten_indices()
     evaluation = {name: tokenize_pairs(split, *tokenizers, max_length=longest) for name, split in splits.items()}
     return PreparedData(train, evaluation, tokenizers)
@@ -203,14 +204,14 @@ def build_model(
         names = [f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start")]
         model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in names})
     else:
-        # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
+        # The weights of a checkpoint come later, so a resumed run fits nothing.
         count = recipe.calibration_rows if checkpoint is None else 0
         collate = PairCollator(source.pad_token_id)
         batches = spread_batches(prepared.train, count, collate, _CALIBRATION_BATCH) if count else []
         model = start_model(**recipe.start_options, batches=batches, report=report)
     check_tokenizers_fit(prepared.tokenizers, model.config)
     max_length = _default_max_length(recipe, model.config)
-    # of a model that the run starts from, what is never to be generated stays so
+    # Update, so that tokens that the starting model must never generate stay forbidden.
     model.generation_config.update(max_length=max_length, **recipe.decoding.generation_options())
     return model
 
@@ -232,7 +233,8 @@ def _measured_scales(
     earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     changed = {}
     for name in _ATTENTION_FIELDS:
-        attention, given = getattr(config, name), recipe.model.get(name)
+        attention = getattr(config, name)
+        given = recipe.model.get(name)
         gives_scale = isinstance(given, dict) and not {"scale", "scale_length"}.isdisjoint(given)
         if attention is None or gives_scale or attention.score != "cosine" or attention.scale is not None:
             continue
@@ -265,7 +267,7 @@ def build_trainer(
         decoding=decoding.translation_options(),
     )
     for name, dataset in prepared.evaluation.items():
-        with naming(f"data.{name}"):  # what cannot be dealt to the processes is found out before training
+        with naming(f"data.{name}"):  # This fails before training if rows cannot be dealt evenly to the processes.
             trainer.get_eval_dataloader(dataset)
     add_transfer(trainer, recipe)
     return trainer
@@ -273,7 +275,8 @@ def build_trainer(
 
 def _write_held_out(run: Run, rows: Dataset) -> None:
     """Write the pairs that were held out, on which other models can be scored."""
-    data, path = run.recipe.data, run.output_dir / HELD_OUT_FILE
+    data = run.recipe.data
+    path = run.output_dir / HELD_OUT_FILE
     pairs = zip(rows["source"], rows["target"], strict=True)
     lines = [{"translation": {data.source_lang: source, data.target_lang: target}} for source, target in pairs]
     write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -283,7 +286,7 @@ def _write_held_out(run: Run, rows: Dataset) -> None:
 def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dict[str, Any]:
     """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
     shares, layer = measure_layers(trainer.model, prepared.tokenizers, prepared.evaluation["validation"])
-    trainer.model.config.alignment_layer = layer  # before it is saved
+    trainer.model.config.alignment_layer = layer  # It must be set before the model is saved.
     scores = {"alignment_shares": [round(share, 4) for share in shares]} if shares else {}
     for name, dataset in prepared.evaluation.items():
         run.report(f"{name}: translating {len(dataset):,} rows")

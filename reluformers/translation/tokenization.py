@@ -18,14 +18,14 @@ from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING,
 
 logger = logging.getLogger(__name__)
 
-# order gives the ids 0 to 3, the defaults of the configurations
+# Their order gives the ids 0 to 3, the defaults of the configurations.
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 LONGEST_WORD = 1000
 NORMALIZERS = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
 Tokenizer = PreTrainedTokenizerBase
 Tokenizers = tuple[Tokenizer, Tokenizer]
-MOST_NAMED = 20  # unknown characters that a warning names
+MOST_NAMED = 20  # A warning names so many unknown characters.
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
@@ -152,7 +152,7 @@ def _untrained(normalization: str, max_digits: int | None) -> Backend:
     tokenizer.normalizer = normalizers.Sequence(steps)
     words = pre_tokenizers.Metaspace()
     if max_digits is not None:
-        # with the mark of the blank before it, which would be a token of its own
+        # A group of digits keeps the mark of the blank before it, which would be a token of its own.
         groups = pre_tokenizers.Split(Regex(rf"▁?\d{{1,{max_digits}}}"), "isolated")
         words = pre_tokenizers.Sequence([words, groups])
     tokenizer.pre_tokenizer = words
@@ -218,7 +218,7 @@ def _finish(tokenizer: Backend, model_max_length: int) -> PreTrainedTokenizerFas
         tokenizer_object=tokenizer,
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask"],
-        # a text that happens to hold "</s>", an HTML tag say, must not end the sentence
+        # A text that happens to hold "</s>", such as an HTML tag, must not end the sentence.
         split_special_tokens=True,
         **SPECIAL_TOKENS,
     )

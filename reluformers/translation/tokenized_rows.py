@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _ROWS_PER_BLOCK = 100_000
 _ROWS_PER_CALL = 1000
-_SAMPLE = 1000  # rows by which two streams are told apart, of their first and of their last shard
+_SAMPLE = 1000  # Two streams are told apart by so many rows of their first and last shard.
 
 
 def tokenize_pairs(
@@ -51,7 +51,7 @@ def tokenize_pairs(
     """
     encode = partial(_encode, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer)
     features = _with_ids(dataset.features)
-    # by what the tokenizers do and not by where they were loaded from, so that a resumed run finds what is there
+    # We hash what the tokenizers do, not where they were loaded from, so that a resumed run finds its cache.
     states = [one.backend_tokenizer.to_str() if one.is_fast else one for one in (source_tokenizer, target_tokenizer)]
     fingerprint = Hasher.hash([dataset._fingerprint, *states])
     tokenized = dataset.map(
@@ -105,7 +105,8 @@ def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
 
 def describe_tokens(dataset: Dataset) -> dict[str, Any]:
     """Number of rows and SHA-256 of `input_ids` and `labels`, row by row."""
-    digest, columns = hashlib.sha256(), ["input_ids", "labels"]
+    digest = hashlib.sha256()
+    columns = ["input_ids", "labels"]
     for block in dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK):
         for column in columns:
             digest.update(pc.list_value_length(block[column]).to_numpy().astype(np.int64).tobytes())
@@ -140,7 +141,8 @@ def clean(
         one of a row.
     """
     source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
-    longer, shorter = np.maximum(source, target), np.minimum(source, target)
+    longer = np.maximum(source, target)
+    shorter = np.minimum(source, target)
     empty = _blank(dataset, "source") | _blank(dataset, "target")
     too_long = ~empty & (longer > (max_tokens or np.inf))
     unequal = ~empty & ~too_long & (longer > (max_length_ratio or np.inf) * np.maximum(shorter, 1))
@@ -190,7 +192,7 @@ def pack_documents(
     _check_documents(documents)
     tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
     lengths = np.array([_lengths(dataset, side, tokenizer) for side, tokenizer in tokenizers.items()])
-    # the lengths are of sentences; what is added once per row, </s>, comes off the limit
+    # The lengths are those of sentences, so the </s> of each row comes off the limit.
     room = limit - np.array([tokenizer.num_special_tokens_to_add() for tokenizer in tokenizers.values()])
     spans = list(_spans(documents, lengths, room))
     packed: dict[str, list] = {}
@@ -204,11 +206,13 @@ def pack_documents(
 
 def _spans(documents: list, lengths: np.ndarray, room: np.ndarray) -> Iterator[tuple[int, int]]:
     """First and last + 1 of the sentences of each row; `lengths` are int [2 sides, sentences], `room` int [2]."""
-    start, total = 0, 0
+    start = 0
+    total = 0
     for index, length in enumerate(lengths.T):
         if index > start and ((total + length > room).any() or documents[index] != documents[start]):
             yield start, index
-            start, total = index, 0
+            start = index
+            total = 0
         total = total + length
     if documents:
         yield start, len(documents)
@@ -282,6 +286,6 @@ class PairStream:
         """Number of shards, and a checksum of the first rows of the first and the last one."""
         shards = self.rows.num_shards
         ends = (self.rows.shard(shards, shard).with_format("arrow") for shard in (0, shards - 1))
-        tables = (next(end.iter(_SAMPLE), None) for end in ends)  # a shard may have no rows
+        tables = (next(end.iter(_SAMPLE), None) for end in ends)  # A shard may have no rows.
         first, last = (table and describe_tokens(self.prepare(Dataset(table)))["sha256"] for table in tables)
         return {"shards": shards, "first": first, "last": last}

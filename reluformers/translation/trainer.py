@@ -60,14 +60,14 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self.target_tokenizer = target_tokenizer or processing_class
         self.decoding = decoding or {}
         self.bleu = bleu_metric(target_lang)
-        # of the last evaluation with BLEU, in the order of its rows
+        # The last evaluation with BLEU wrote these, in the order of its rows.
         self.last_translations: list[str] = []
-        # what `evaluate` was given
+        # `evaluate` keeps its search options here for `measure`.
         self._asked: dict[str, Any] = {}
         use_cache = model.config.use_cache
         options.setdefault("data_collator", PairCollator(processing_class.pad_token_id))
         super().__init__(model, args, processing_class=processing_class, count=count_tokens, **options)
-        # Trainer turns it off for good, and saved models would generate without a cache
+        # Trainer turns the cache off for good; saved models would then generate without it.
         self.model.config.use_cache = use_cache
 
     def get_train_dataloader(self) -> DataLoader | BatchStream:
@@ -117,7 +117,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             decoding: options of `translation.decoding.translate`; with any, BLEU is measured in every case.
         """
         self._asked = decoding
-        # past Seq2SeqTrainer, whose options are those of `generate`
+        # Skip Seq2SeqTrainer, which takes these options for those of `generate`.
         metrics = Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
         is_score = self.is_in_train and self.state.global_step > 0 and "eval_bleu" in metrics
         if is_score and isinstance(self.lr_scheduler, WarmupThenPlateau):
@@ -126,7 +126,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
 
     def measure(self, dataloader: DataLoader) -> tuple[dict[str, float], int]:
         """`loss` per target token and, where it is asked for, `bleu`."""
-        dataset, scores = dataloader.dataset, {"loss": self._loss_per_token(dataloader)}
+        dataset = dataloader.dataset
+        scores = {"loss": self._loss_per_token(dataloader)}
         if self.args.evaluate_bleu or self._asked:
             self.last_translations = self.translations(list(dataset["source"]))
             texts = {"predictions": self.last_translations, "references": list(dataset["target"])}
@@ -147,11 +148,12 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         """Translate texts, each process its share; every process gets all translations in the given order."""
         options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
         options |= self._asked or self.decoding
-        # a bar where somebody looks, of the first process
+        # The first process shows a bar if somebody looks.
         options["progress"] = False if self.args.process_index or self.args.disable_tqdm else None
         share = range(self.args.process_index, len(sources), self.args.world_size)
-        texts, tokenizers = [], (self.processing_class, self.target_tokenizer)
-        if self.accelerator.is_fsdp2:  # whose processes must make the same steps
+        texts = []
+        tokenizers = (self.processing_class, self.target_tokenizer)
+        if self.accelerator.is_fsdp2:  # Processes of FSDP must make the same steps.
             return translate(self.model, tokenizers, sources, **options)
         if share:
             texts = translate(self.model, tokenizers, [sources[row] for row in share], **options)
@@ -211,7 +213,10 @@ class WarmupThenPlateau(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, *, warmup_steps: int, factor: float = 0.8, patience: int = 3, min_lr: float = 1e-5
     ):
-        self.warmup_steps, self.factor, self.patience, self.min_lr = warmup_steps, factor, patience, min_lr
+        self.warmup_steps = warmup_steps
+        self.factor = factor
+        self.patience = patience
+        self.min_lr = min_lr
         self.scores: list[float] = []
         self.reductions = 0
         super().__init__(optimizer)
