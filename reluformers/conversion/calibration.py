@@ -19,11 +19,11 @@ from reluformers.modeling.attention_functions import sparsemax
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.normalization import NormGate
 
-# φ with φ(κz) = κ^degree · φ(z), so that scaled queries scale the weights
+# For these φ, φ(κz) = κ^degree · φ(z): scaled queries scale the weights.
 DEGREES = {"relu": 1, "relu2": 2}
-# inverse temperatures t of the sparsemax(t·z) whose thresholds keys are shifted by
+# The fit tries to shift keys by the thresholds of sparsemax(t·z) with each of these t.
 TEMPERATURES = tuple(2.0**power for power in range(-6, 2))
-# of the scales of cosine attention that are tried, over the ones that follow from covariances
+# The fit of cosine attention tries these multiples of the scales that follow from covariances.
 SCALE_FACTORS = tuple(2.0 ** (step / 2) for step in range(-3, 5))
 _RIDGE = 1e-3
 
@@ -77,7 +77,8 @@ def calibrate(
         read_batches(original, batches)
     training = model.training
     model.eval()
-    before, after = {}, {}
+    before = {}
+    after = {}
     for name, (module, reference) in pairs.items():
         before[name] = relative_error(_pairs(module, calls[name]))
         attention = module.attention
@@ -122,9 +123,10 @@ def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, l
     inputs: dict[str, tuple] = {}
 
     def before(name: str, module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
-        hidden_states, key_value_states = (*given, None)[:2]
+        hidden_states = given[0]
+        key_value_states = given[1] if len(given) > 1 else None
         mask = options.get("attention_mask")
-        real = getattr(mask, "query_mask", None)  # a tensor has none
+        real = getattr(mask, "query_mask", None)  # A mask that is a tensor has no query mask.
         if real is None:
             real = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
         inputs[name] = (hidden_states, key_value_states, mask, real)
@@ -146,8 +148,8 @@ def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, l
 def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:
     """What goes into the output norm, if there is one, or into `before`, and the weights, for a recorded call."""
     seen: list[Tensor] = []
-    place = before or module.output_norm or module.out_proj
-    hook = place.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
+    hooked = before or module.output_norm or module.out_proj
+    hook = hooked.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
     try:
         _, weights, _ = module(call.hidden_states, call.key_value_states, call.mask, attn_implementation="eager")
     finally:
@@ -201,13 +203,16 @@ def fit_gain(norm: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
     """Shift the keys and scale the queries of each head."""
-    head_dim, degree = module.head_dim, DEGREES[module.attention.activation]
+    head_dim = module.head_dim
+    degree = DEGREES[module.attention.activation]
     heads = module.q_proj.out_features // head_dim
     shifts = [torch.zeros(heads, head_dim)]
     if module.k_proj.bias is not None:
         shifts += [_key_shift(reference, calls, temperature) for temperature in TEMPERATURES]
     bias = None if module.k_proj.bias is None else module.k_proj.bias.data
-    best_error, best_shift, best_scale = torch.full((heads,), torch.inf), shifts[0], torch.ones(heads)
+    best_error = torch.full((heads,), torch.inf)
+    best_shift = shifts[0]
+    best_scale = torch.ones(heads)
     for shift in shifts:
         if bias is not None:
             module.k_proj.bias.data = bias - shift.flatten().to(bias)
@@ -226,7 +231,8 @@ def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, ca
 
 def _row_scale(module: MultiHeadAttention, calls: list[Call], heads: int) -> tuple[Tensor, Tensor]:
     """1 / mean row sum of each head [heads], and the squared error of its outputs with that scale [heads]."""
-    sums, rows = torch.zeros(heads, dtype=torch.float64), 0
+    sums = torch.zeros(heads, dtype=torch.float64)
+    rows = 0
     products = torch.zeros(3, heads, dtype=torch.float64)  # o·o, o·o_softmax, o_softmax·o_softmax
     for call in calls:
         output, weights = _run(module, call)
@@ -249,7 +255,8 @@ def _key_shift(reference: MultiHeadAttention, calls: list[Call], temperature: fl
         threshold = sparsemax_threshold(temperature * scores, visible) / temperature  # [batch, heads, query_len]
         scaled = query * reference.attention.initial_scale(reference.head_dim)
         real = (call.real & visible.any(-1).squeeze(1)).unsqueeze(1).double()  # [batch, 1, query_len]
-        scaled, threshold = scaled.double(), threshold.double() * real
+        scaled = scaled.double()
+        threshold = threshold.double() * real
         gram = gram + torch.einsum("bhid,bhie,bki->hde", scaled, scaled, real)
         moment = moment + torch.einsum("bhid,bhi->hd", scaled, threshold)
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
@@ -278,7 +285,7 @@ def _scores(reference: MultiHeadAttention, call: Call) -> tuple[Tensor, Tensor, 
 
 def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
     """Start g where the scores' differences are those of softmax's."""
-    sums = torch.zeros(2, 2, dtype=torch.float64)  # evenly and by weights; covariance and variance
+    sums = torch.zeros(2, 2, dtype=torch.float64)  # Rows: uniform and softmax-weighted. Columns: covariance, variance.
     for call in calls:
         _, scores, visible = _scores(reference, call)
         source = call.hidden_states if call.key_value_states is None else call.key_value_states
@@ -288,9 +295,9 @@ def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls:
         seen = visible & call.real[:, None, :, None]
         even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
         weighted = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1) * seen
-        for place, share in enumerate((even.to(scores.dtype), weighted)):
+        for row, share in enumerate((even.to(scores.dtype), weighted)):
             z, c = (states - (share * states).sum(-1, keepdim=True) for states in (scores, cosines))
-            sums[place] += torch.stack([(share * z * c).double().sum(), (share * c * c).double().sum()]).cpu()
+            sums[row] += torch.stack([(share * z * c).double().sum(), (share * c * c).double().sum()]).cpu()
     starts = [covariance / variance for covariance, variance in sums.tolist() if variance > 0 and covariance > 0]
     candidates = [module.scale.item(), *(start * factor for start in starts for factor in SCALE_FACTORS)]
     errors = []

@@ -39,11 +39,11 @@ from .weights import State, load_renamed, read_weights, to_ours, to_theirs
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# of an attention module, what only some variants have
+# Only some variants of an attention have these weights.
 VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
-# of a configuration, what belongs to the file that it was in
+# These fields belong to the file that the configuration was in.
 _OF_A_FILE = {"architectures", "dtype", "transformers_version", "label2id"}
-# fields that come with a preset's family
+# A preset's family brings its own values of these fields.
 _OF_AN_ATTENTION = ("normalization_loss_weight", "entropy_loss_weight")
 PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}
 
@@ -53,14 +53,14 @@ class Opened:
     """A model that ours can start from, before it is built.
 
     Args:
-        place: folder or Hub id.
+        name_or_path: folder or Hub id.
         auto_class: opens models of its task; of one that keeps its class, that.
         fields: of our configuration, with its own attention.
         weights: by our names.
         generation_config: of an encoder–decoder model.
     """
 
-    place: str
+    name_or_path: str
     auto_class: type
     fields: dict[str, Any]
     weights: State
@@ -77,25 +77,26 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
     Raises:
         ValueError: it has something that ours cannot compute.
     """
-    place = str(name_or_path)
-    content = PreTrainedConfig.get_config_dict(place)[0]
+    name_or_path = str(name_or_path)
+    content = PreTrainedConfig.get_config_dict(name_or_path)[0]
     if is_timm(content):
-        weights = read_weights(place)
+        weights = read_weights(name_or_path)
         fields = timm_fields(content, weights, given) | given
         weights = from_timm(weights, fields["pooling"])
-        return Opened(place, AutoModelForImageClassification, fields, weights)
-    config = load_config(place)
+        return Opened(name_or_path, AutoModelForImageClassification, fields, weights)
+    config = load_config(name_or_path)
     if config_class_of(config.model_type) is not None:
         auto_class = next(auto for auto in FAMILIES[type(config)] if auto in PIPELINE_TAGS)
         known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
         fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
-        weights = read_weights(place)
-        return Opened(place, auto_class, fields, weights, _generation_config(place, config))
-    source, fields = SOURCES[config.model_type], fields_of(config) | given
-    weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
+        weights = read_weights(name_or_path)
+        return Opened(name_or_path, auto_class, fields, weights, _generation_config(name_or_path, config))
+    source = SOURCES[config.model_type]
+    fields = fields_of(config) | given
+    weights = to_ours(read_weights(name_or_path), source, fields.get("tying", "none"))
     if source.is_seq2seq:
         fields.setdefault("output_bias", "lm_head.bias" in weights)
-    return Opened(place, source.auto_class, fields, weights, _generation_config(place, config))
+    return Opened(name_or_path, source.auto_class, fields, weights, _generation_config(name_or_path, config))
 
 
 def keeps_its_class(source: str | Path) -> bool:
@@ -127,13 +128,15 @@ def build_model(
     """
     config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
-    weights, may_miss = dict(opened.weights), "classifier\\." if new_head else "$."
+    weights = dict(opened.weights)
+    may_miss = []
     if new_head:
+        may_miss.append(r"classifier\.")
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
-    if preset is not None:  # what the new attention has, or the old one had
+    if preset is not None:  # Weights that only one of the two attentions has may be missing or left over.
         weights = _fit_variant(model_class, config, weights)
-        may_miss += f"|.*{VARIANT_WEIGHTS.pattern}"
-    model = load_renamed(model_class, config, weights, opened.place, may_miss=may_miss)
+        may_miss.append(f".*{VARIANT_WEIGHTS.pattern}")
+    model = load_renamed(model_class, config, weights, opened.name_or_path, may_miss=may_miss)
     if opened.generation_config is not None:
         model.generation_config = copy.deepcopy(opened.generation_config)
     return model
@@ -178,9 +181,9 @@ def convert(
     """
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)
-    for name in given:  # a preset takes names that are no fields
+    for name in given:  # A preset would take names that are no fields.
         check_name(name, [*model.config.__dataclass_fields__, *model.config.attribute_map], "field")
-    return write_model(model, opened.place, opened.auto_class, folder, overwrite)
+    return write_model(model, opened.name_or_path, opened.auto_class, folder, overwrite)
 
 
 def exchange(
@@ -202,60 +205,62 @@ def exchange(
         adapter: whether to write the parameters of the attention alone.
         overwrite: whether to replace a folder that is there.
     """
-    place = str(source)
-    model_class = getattr(transformers, load_config(place).architectures[0])
-    model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
-    check_weights(place, info)
+    name_or_path = str(source)
+    model_class = getattr(transformers, load_config(name_or_path).architectures[0])
+    model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, ignore_mismatched_sizes=True)
+    check_weights(name_or_path, info)
     exchange_attention(model, preset, sites)
     if not adapter:
-        return write_model(model, place, model_class, folder, overwrite)
-    with atomic_directory(folder, place, overwrite=overwrite) as unfinished:
+        return write_model(model, name_or_path, model_class, folder, overwrite)
+    with atomic_directory(folder, name_or_path, overwrite=overwrite) as unfinished:
         save_adapter(model, unfinished)
     return model
 
 
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
     """Write one of our softmax models as the model of transformers that computes the same, if there is one."""
-    place = str(source)
-    config = load_config(place)
+    name_or_path = str(source)
+    config = load_config(name_or_path)
     target = target_of(config)
-    weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
-    model_class, theirs = getattr(transformers, target.architecture), config_back(config, target)
-    model = load_renamed(model_class, theirs, weights, place, may_miss="final_logits_bias")
+    weights = to_theirs(read_weights(name_or_path), target, getattr(config, "tying", "none"))
+    model_class = getattr(transformers, target.architecture)
+    theirs = config_back(config, target)
+    model = load_renamed(model_class, theirs, weights, name_or_path, may_miss=["final_logits_bias"])
     if target.is_seq2seq:
-        model.generation_config = _generation_config(place, config)
-    return write_model(model, place, target.auto_class, folder, overwrite)
+        model.generation_config = _generation_config(name_or_path, config)
+    return write_model(model, name_or_path, target.auto_class, folder, overwrite)
 
 
 def write_model(
-    model: PreTrainedModel, place: str, auto_class: type, folder: str | Path, overwrite: bool
+    model: PreTrainedModel, name_or_path: str, auto_class: type, folder: str | Path, overwrite: bool
 ) -> PreTrainedModel:
     """Save a model with its processor and a card that names the source, whole or not at all."""
-    with atomic_directory(folder, place, overwrite=overwrite) as unfinished:
+    with atomic_directory(folder, name_or_path, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
-        if (processor := open_processor(place, auto_class)) is not None:
+        if (processor := open_processor(name_or_path, auto_class)) is not None:
             processor.save_pretrained(unfinished)
-        write_origin(unfinished, place, PIPELINE_TAGS.get(auto_class))
+        write_origin(unfinished, name_or_path, PIPELINE_TAGS.get(auto_class))
     return model
 
 
-def open_processor(place: str, auto_class: type) -> Any | None:
+def open_processor(name_or_path: str, auto_class: type) -> Any | None:
     """The tokenizer or image processor of a source; None, after a warning, if there is none."""
-    if is_timm(content := PreTrainedConfig.get_config_dict(place)[0]):
+    if is_timm(content := PreTrainedConfig.get_config_dict(name_or_path)[0]):
         return timm_image_processor(content)
     try:
-        if auto_class is AutoModelForImageClassification:  # without torchvision, whatever is installed
-            return ViTImageProcessorPil.from_pretrained(place)
-        return AutoProcessor.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:  # each library has its own
-        logger.warning("%s: no tokenizer or image processor comes along: %s", place, describe_error(error))
+        # The processor of Pillow gives the same pixels with and without torchvision.
+        if auto_class is AutoModelForImageClassification:
+            return ViTImageProcessorPil.from_pretrained(name_or_path)
+        return AutoProcessor.from_pretrained(name_or_path, trust_remote_code=False)
+    except Exception as error:  # Each library has exceptions of its own.
+        logger.warning("%s: no tokenizer or image processor comes along: %s", name_or_path, describe_error(error))
         return None
 
 
-def write_origin(folder: Path, place: str, pipeline_tag: str | None) -> None:
+def write_origin(folder: Path, name_or_path: str, pipeline_tag: str | None) -> None:
     """Write a README.md whose metadata name the source and its licence, as far as they are known."""
-    known = origin(place)
-    known["license"] = known["license"] or "unknown"  # which the Hub has a word for
+    known = origin(name_or_path)
+    known["license"] = known["license"] or "unknown"  # The Hub knows this word.
     relation = "finetune" if known["base_model"] else None
     data = ModelCardData(**known, base_model_relation=relation, library_name="transformers", pipeline_tag=pipeline_tag)
     name = known["base_model"] if isinstance(known["base_model"], str) else "another model"
@@ -263,10 +268,13 @@ def write_origin(folder: Path, place: str, pipeline_tag: str | None) -> None:
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / CARD_FILE)
 
 
-def origin(place: str) -> dict[str, Any]:
+def origin(name_or_path: str) -> dict[str, Any]:
     """Where a model is from: `base_model`, the Hub id or what a local folder's card says, and `license`, or None."""
-    card = card_metadata(place)
-    return {"base_model": card.get("base_model") if Path(place).exists() else place, "license": card.get("license")}
+    card = card_metadata(name_or_path)
+    return {
+        "base_model": card.get("base_model") if Path(name_or_path).exists() else name_or_path,
+        "license": card.get("license"),
+    }
 
 
 def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, weights: State) -> State:
@@ -276,19 +284,19 @@ def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, w
     return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
 
 
-def _generation_config(place: str, config: PreTrainedConfig) -> GenerationConfig | None:
+def _generation_config(name_or_path: str, config: PreTrainedConfig) -> GenerationConfig | None:
     """Read the generation settings of a source; one saved without a file of its own has it in config.json."""
     if not config.is_encoder_decoder:
         return None
-    if cached_file(place, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
+    if cached_file(name_or_path, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return GenerationConfig.from_model_config(config)
-    return GenerationConfig.from_pretrained(place)
+    return GenerationConfig.from_pretrained(name_or_path)
 
 
-def card_metadata(place: str) -> dict[str, Any]:
+def card_metadata(name_or_path: str) -> dict[str, Any]:
     """Metadata of the README.md of a source, as far as there are any."""
     try:
-        card = cached_file(place, CARD_FILE, _raise_exceptions_for_missing_entries=False)
+        card = cached_file(name_or_path, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict() if card else {}
-    except Exception:  # a file that somebody else wrote
+    except Exception:  # Somebody else wrote this file, and it may be damaged.
         return {}

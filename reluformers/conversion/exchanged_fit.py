@@ -11,7 +11,7 @@ from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
 from .calibration import fit_gain, read_batches, relative_error, reset_norm
 
-# of a learned scale that are tried, over the one that it has
+# The fit tries these multiples of a learned scale.
 SCALE_FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 9))
 
 
@@ -34,11 +34,12 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
     """
     errors = {}
     for name, calls in _record(model, batches).items():
-        if not calls:  # of a part that these batches do not go through
+        if not calls:  # These batches do not go through this part of the model.
             continue
         attention = getattr(model.get_submodule(name), SUBMODULE)
         if attention.scale is not None:
-            start, found = attention.scale.clone(), []
+            start = attention.scale.clone()
+            found = []
             for factor in SCALE_FACTORS:
                 attention.scale.copy_(start * factor)
                 found.append(_fitted_error(attention, calls))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-# whole parts of names between dots; of two that fit, the longer one holds
+# Entries match whole parts of names between dots; if two match, the longer one holds.
 SEQ2SEQ_NAMES = {
     "final_logits_bias": "lm_head.bias",
     "layernorm_embedding": "embedding_norm",
@@ -16,7 +16,7 @@ SEQ2SEQ_NAMES = {
     "layer_norm": "norm",
 }
 SHARED_NAMES = {"shared": "encoder.embed_tokens"}
-# as they are written to files, whatever the modules are called
+# Files have these names, whatever the modules are called.
 VIT_NAMES = {
     "embeddings.patch_embeddings.projection": "embeddings.projection",
     "encoder.layer": "layers",

@@ -21,7 +21,7 @@ from reluformers.data.checked_fields import check_name
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
 
-# name in transformers → our fields
+# Each activation of transformers becomes these fields of ours.
 ACTIVATIONS: dict[str, dict[str, Any]] = {
     "relu": {"activation_function": "relu"},
     "gelu": {"activation_function": "gelu"},
@@ -53,7 +53,7 @@ _VIT = {
     "norm_after_pooling": (False,),
     "representation_size": (None,),
 }
-# fields of the same name and meaning
+# These fields have the same name and meaning in ours.
 _SEQ2SEQ_COPIED = """
     vocab_size max_position_embeddings d_model dropout attention_dropout activation_dropout scale_embedding use_cache
     encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim
@@ -136,15 +136,16 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     fields |= ACTIVATIONS[activation]
     if source.is_seq2seq:
         is_shared = getattr(config, "share_encoder_decoder_embeddings", True)
+        tied = "all" if is_shared else "decoder"
         return fields | {
-            "tying": "none" if not config.tie_word_embeddings else "all" if is_shared else "decoder",
+            "tying": tied if config.tie_word_embeddings else "none",
             "decoder_vocab_size": None if is_shared else config.decoder_vocab_size,
             "initializer_range": config.init_std,
             "unk_token_id": None,
             "word_dropout": 0.0,
             "embedding_dropout": None,
         }
-    del fields["label2id"]  # follows from the names
+    del fields["label2id"]  # It follows from the names of classes.
     fields["id2label"] = distinct_names(config.id2label)
     return fields | {"patch_size": square_side(config.patch_size), "multi_label_reduction": "mean"}
 
@@ -194,7 +195,7 @@ def _activation_name(config: TransformerConfig) -> str | None:
         for name, fields in ACTIVATIONS.items()
         if all(getattr(config, key) == value for key, value in fields.items())
     ]
-    # the name that does not change is the first choice
+    # If a name needs no change, it is the first choice.
     return config.activation_function if config.activation_function in names else next(iter(names), None)
 
 
@@ -207,7 +208,7 @@ def config_back(config: TransformerConfig, source: Source) -> PreTrainedConfig:
         "activation_function": _activation_name(config),
         "init_std": config.initializer_range,
         "tie_word_embeddings": config.tying != "none",
-        "forced_eos_token_id": None,  # a matter of generation_config.json
+        "forced_eos_token_id": None,  # It stands in generation_config.json.
     }
     if source.config_class is MarianConfig:
         fields["share_encoder_decoder_embeddings"] = config.tying == "all"

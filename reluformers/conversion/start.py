@@ -32,7 +32,8 @@ def start_model(
         report: takes a line on how near the attention is.
         config_fields: of our configuration, over those of the source.
     """
-    opened, batches = open_source(start), list(batches)
+    opened = open_source(start)
+    batches = list(batches)
     model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)
     model = _own(model)
     if preset is not None and batches:
@@ -57,6 +58,6 @@ def spread_batches(
 @torch.no_grad()
 def _own(model: PreTrainedModel) -> PreTrainedModel:
     """The model with weights that no file and no other model holds, as training writes into them."""
-    for parameter in model.parameters():  # tied ones come once
+    for parameter in model.parameters():  # Tied parameters come once.
         parameter.data = parameter.data.to(torch.float32, copy=True)
-    return model.float()  # the buffers
+    return model.float()  # float() casts the buffers.

@@ -14,9 +14,9 @@ from .names import TIMM_NAMES, rename
 from .sources import ACTIVATIONS, distinct_names, square_side
 from .weights import State
 
-# by the second word of a model's name: what shapes do not tell
+# The second word of a model's name says what shapes do not tell.
 HEADS = {"tiny": 3, "small": 6, "medium": 8, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
-_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}  # what transformers calls otherwise
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}  # transformers has another name for it.
 _POOLING = {"token": "cls", "avg": "mean"}
 _PREFIX = ("cls_token", "reg_token", "dist_token")
 
@@ -37,7 +37,8 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
     Raises:
         KeyError: it is no plain Vision Transformer, or its heads cannot be told.
     """
-    options, pretrained = dict(config.get("model_args") or {}), dict(config.get("pretrained_cfg") or {})
+    options = dict(config.get("model_args") or {})
+    pretrained = dict(config.get("pretrained_cfg") or {})
     width, channels, *sides = weights["patch_embed.proj.weight"].shape
     patch_size = square_side(sides)
     pool = config.get("global_pool", options.get("global_pool", "token"))
@@ -87,7 +88,8 @@ def from_timm(weights: State, pooling: str) -> State:
         weights["reg_token"] = torch.cat(registers, dim=1) if len(registers) > 1 else registers[0]
     renamed: State = {}
     for name in list(weights):
-        tensor, ours = weights.pop(name), rename(name, TIMM_NAMES)
+        tensor = weights.pop(name)
+        ours = rename(name, TIMM_NAMES)
         if ".qkv_proj." in ours:
             for part, piece in zip("qkv", tensor.chunk(3), strict=True):
                 renamed[ours.replace(".qkv_proj.", f".{part}_proj.")] = piece
@@ -100,10 +102,12 @@ def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
     """The stock image processor that does what timm does before an evaluation: resize, crop the centre, normalise."""
     pretrained = dict(config.get("pretrained_cfg") or {})
     height, width = _image_size(pretrained, config.get("model_args") or {})
-    mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct", 0.875)
+    mode = pretrained.get("crop_mode") or "center"
+    share = pretrained.get("crop_pct", 0.875)
     check_choice("pretrained_cfg", "crop_mode", mode, ("center", "squash") if share == 1 else ("center",))
     mean, std = ([float(number) for number in pretrained.get(name, (0.5, 0.5, 0.5))] for name in ("mean", "std"))
-    target, options = {"height": height, "width": width}, {}
+    target = {"height": height, "width": width}
+    options = {}
     if height == width and mode == "center":
         options = {"do_center_crop": True, "crop_size": target}
         target = {"shortest_edge": math.floor(height / share)}

@@ -1,7 +1,7 @@
 """Weights of a saved model, read where they lie and not into memory, under our names or under others'."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,8 +16,9 @@ from .sources import Source
 
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENS = "embed_tokens.weight"
-_ENCODER_TOKENS, _DECODER_TOKENS = f"model.encoder.{_TOKENS}", f"model.decoder.{_TOKENS}"
-# tying of our configuration → names of the matrices that are one
+_ENCODER_TOKENS = f"model.encoder.{_TOKENS}"
+_DECODER_TOKENS = f"model.decoder.{_TOKENS}"
+# For each value of `tying`, these names are one matrix.
 _TIED = {
     "all": (_ENCODER_TOKENS, _DECODER_TOKENS, "lm_head.weight"),
     "decoder": (_DECODER_TOKENS, "lm_head.weight"),
@@ -30,9 +31,9 @@ State = dict[str, Tensor]
 def read_weights(name_or_path: str | Path) -> State:
     """All tensors of a folder or Hub id by name, mapped from its files: one `.safetensors` or `.bin`, or several."""
     name = str(name_or_path)
-    found = next((file for file in _FILES if has_file(name, file)), _FILES[0])
-    path = Path(cached_file(name, found))
-    if not found.endswith(".json"):
+    weights_file = next((file for file in _FILES if has_file(name, file)), _FILES[0])
+    path = Path(cached_file(name, weights_file))
+    if not weights_file.endswith(".json"):
         return load_state_dict(path)
     weights: State = {}
     for shard in read_index(path):
@@ -44,37 +45,38 @@ def load_renamed(
     model_class: type[PreTrainedModel],
     config: PreTrainedConfig,
     weights: State,
-    place: str,
+    name_or_path: str,
     *,
-    may_miss: str = "$.",
+    may_miss: Sequence[str] = (),
 ) -> PreTrainedModel:
     """A model with weights that have its names, in their dtype and in evaluation mode; none of them is copied.
 
     Args:
         model_class, config: of the model.
         weights: by its names.
-        place: where they come from, for errors.
-        may_miss: pattern of names, from their beginning, of weights that may start anew.
+        name_or_path: where they come from, for errors.
+        may_miss: patterns of names, from their beginning, of weights that may start anew.
 
     Raises:
-        ValueError: a weight is missing, has no place or another shape.
+        ValueError: a weight is missing, unknown to the model, or of another shape.
     """
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     model, info = model_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    info["missing_keys"] = [name for name in info["missing_keys"] if not re.match(may_miss, name)]
+    missing = info["missing_keys"]
+    info["missing_keys"] = [name for name in missing if not any(re.match(pattern, name) for pattern in may_miss)]
     if unexpected := sorted(info["unexpected_keys"]):
-        raise ValueError(f"{place}: has the weight {unexpected[0]}, for which there is no place")
-    check_weights(place, info)
+        raise ValueError(f"{name_or_path}: has the weight {unexpected[0]}, which the model does not have")
+    check_weights(name_or_path, info)
     return model.eval()
 
 
 def keep_one_of_tied(weights: State, tying: str) -> None:
     """Keep one of several matrices that are tied, under the first of their names, whichever of them a file has."""
     names = _TIED[tying]
-    if found := [weights.pop(name) for name in names if name in weights]:
-        weights[names[0]] = found[0]
+    if tied := [weights.pop(name) for name in names if name in weights]:
+        weights[names[0]] = tied[0]
 
 
 def to_ours(weights: State, source: Source, tying: str) -> State:
@@ -88,7 +90,8 @@ def to_ours(weights: State, source: Source, tying: str) -> State:
     if not source.is_seq2seq:
         return {rename(name, source.names): weights.pop(name) for name in list(weights)}
     renamed: State = {}
-    is_whole = any(name.startswith("model.") for name in weights)  # else it was saved without the head
+    # A model that was saved without its head has no such prefix.
+    is_whole = any(name.startswith("model.") for name in weights)
     for name in list(weights):
         tensor = weights.pop(name)
         if name.endswith(source.ignored):
@@ -115,6 +118,7 @@ def to_theirs(weights: State, source: Source, tying: str) -> State:
     renamed = {rename(name, table): weights.pop(name) for name in list(weights)}
     if "final_logits_bias" in renamed:
         renamed["final_logits_bias"] = renamed["final_logits_bias"][None]
-    if tying == "none" and source.config_class.model_type != "marian":  # theirs have a third matrix
-        renamed["model.shared.weight"] = renamed[_ENCODER_TOKENS].clone()  # else only one of them is saved
+    if tying == "none" and source.config_class.model_type != "marian":  # Their models have a third matrix.
+        # Without a copy, only one of the two would be saved.
+        renamed["model.shared.weight"] = renamed[_ENCODER_TOKENS].clone()
     return renamed

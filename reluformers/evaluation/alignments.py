@@ -17,7 +17,7 @@ from reluformers.modeling.pipeline_translation import most_positions, split_text
 
 from .observation import Observed, observing
 
-# pairs that are sorted by length at a time
+# So many pairs are sorted by length at a time.
 BLOCK_ROWS = 1000
 MAX_TOKENS = 4096
 
@@ -25,10 +25,10 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 Measured = TypeVar("Measured")
 NO_LINK = -1
 MEASURED_ROWS = 500
-# fewer links say nothing about the layers
+# Fewer links say nothing about the layers.
 LEAST_LINKS = 50
 
-# places of words, from 0: in the source, in the target
+# A link holds the index of a source word and of a target word, from 0.
 Link = tuple[int, int]
 
 
@@ -66,10 +66,13 @@ def measure_pairs(
         measure: one result for each pair of a batch.
         max_tokens: tokens of a batch with padding, of the longer side.
     """
-    pairs, collate = iter(pairs), PairCollator(tokenizers[0].pad_token_id)
+    pairs = iter(pairs)
+    collate = PairCollator(tokenizers[0].pad_token_id)
     while block := list(islice(pairs, BLOCK_ROWS)):
-        sides = zip(tokenizers, ("text", "text_target"), zip(*block, strict=True), strict=True)
-        tokens = list(zip(*(_tokenize(model, *side) for side in sides), strict=True))
+        texts, target_texts = zip(*block, strict=True)
+        source_tokens = _tokenize(model, tokenizers[0], "text", texts)
+        target_tokens = _tokenize(model, tokenizers[1], "text_target", target_texts)
+        tokens = list(zip(source_tokens, target_tokens, strict=True))
         results: dict[int, Measured] = {}
         with observing(model, ("cross",)) as observe:
             for rows in length_batches([max(map(len, pair)) for pair in tokens], max_tokens):
@@ -135,7 +138,7 @@ class WordAlignments(NamedTuple):
     def of(self, head: AlignmentHead) -> list[Link]:
         """Links of one head, in the order of the target."""
         places = self.links[int(head.shifted), head.layer, -1 if head.head is None else head.head].tolist()
-        return [(place, number) for number, place in enumerate(places) if place != NO_LINK]
+        return [(index, number) for number, index in enumerate(places) if index != NO_LINK]
 
 
 def word_alignments(
@@ -167,13 +170,14 @@ def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignme
     weights = torch.cat([weights, weights.mean(2, keepdim=True)], 2)
     aligned = []
     for row, (texts, tokens) in enumerate(zip(batch.texts, batch.tokens, strict=True)):
-        source, target = (split_text(*side) for side in zip(tokenizers, texts, tokens, strict=True))
+        source = split_text(tokenizers[0], texts[0], tokens[0])
+        target = split_text(tokenizers[1], texts[1], tokens[1])
         normal = weights[row, :, :, : len(tokens[1]), : len(tokens[0])]
         shifted = functional.pad(normal[:, :, 1:], (0, 0, 0, 1))
         sums = sum_over_words(torch.stack([normal, shifted]), source, target)[..., :-1]
-        best, links = functional.pad(sums, (0, 1)).max(-1)  # a text may have no words
+        best, links = functional.pad(sums, (0, 1)).max(-1)  # A text may have no words.
         words = [text.split() for text in texts]
-        beyond = len(words[1]) - links.shape[-1]  # words of a target that was cut
+        beyond = len(words[1]) - links.shape[-1]  # A target that was cut has words beyond its tokens.
         links = functional.pad(links.masked_fill(best == 0, NO_LINK), (0, beyond), value=NO_LINK)
         aligned.append(WordAlignments(*words, links))
     return aligned
@@ -196,7 +200,8 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
     Returns:
         The shares, none where no such link is known; and the layer of the largest, or None of fewer than 50 links.
     """
-    hits, links = Counter(), 0
+    hits = Counter()
+    links = 0
     layers = range(decoder_layers(model.config))
     rows = islice(zip(pairs["source"], pairs["target"], strict=True), MEASURED_ROWS)
     for aligned in word_alignments(model, tokenizers, rows):

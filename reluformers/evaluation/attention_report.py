@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .observation import Batch, Rows, observing
 
-MISSING = "–"  # in a cell, what is not known
+MISSING = "–"  # A cell shows it for an unknown value.
 SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention", "pooling": "pooling query"}
 
 
@@ -110,7 +110,8 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
                 sums[site] = [
                     old + count for old, count in zip(sums.get(site, [0] * len(counts)), counts, strict=True)
                 ]
-    sites, overall = {}, torch.zeros(7, dtype=torch.float64)
+    sites = {}
+    overall = torch.zeros(7, dtype=torch.float64)
     for site, layers in sums.items():
         by_layer = [layer.sum(0) for layer in layers]
         overall += sum(by_layer)
@@ -138,7 +139,7 @@ def sums_by_head(*values: Tensor) -> Tensor:
     heads = max(value.shape[1] for value in values)
     sums = []
     for value in values:
-        # within a sequence in float32 where they are, as not every device has float64
+        # Add up in float32 within a sequence, on its device: not every device has float64.
         total = value.float().sum(2).cpu().double().sum(0)
         sums.append(total.reshape(len(total), -1).expand(heads, -1))
     return torch.cat(sums, dim=-1)

@@ -62,7 +62,7 @@ def _commit() -> str | None:
     """Commit of the checkout that this file lies in, "+" behind it where files differ."""
     folder = Path(__file__).resolve().parents[2]
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
-    if not (folder / ".git").exists():  # a repository around an installed library is another one
+    if not (folder / ".git").exists():  # A repository around an installed library is not its own.
         return None
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

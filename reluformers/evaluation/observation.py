@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from reluformers.data.batching import IGNORED_LABEL
 from reluformers.modeling.pipeline_translation import returning_weights
 
-# site → fields of a model's output that may hold its weights
+# For each site, the fields of a model's output that may hold its weights.
 _FIELDS = {
     "encoder": ("encoder_attentions", "attentions"),
     "decoder": ("decoder_attentions",),
@@ -47,8 +47,9 @@ class Rows:
     @classmethod
     def of(cls, weights: Tensor, visible: Tensor, real: Tensor, **further: Any) -> "Rows":
         """Rows of weights of any dtype, with masks [batch, query_len, key_len] and [batch, query_len]."""
-        visible, real = visible.unsqueeze(1), real.unsqueeze(1)
-        # float32: not every device has float64
+        visible = visible.unsqueeze(1)
+        real = real.unsqueeze(1)
+        # In float32, as not every device has float64.
         return cls(weights.float().masked_fill(~visible, 0.0), visible, real, **further)
 
     @cached_property
@@ -113,7 +114,8 @@ def observing(model: PreTrainedModel, sites: Sequence[str] = _TEXT_SITES) -> Ite
         for module in attention_modules(model).get("pooling", []):
             hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))
             stack.callback(hook.remove)
-        stack.enter_context(torch.no_grad())  # weights that FSDP gathers in inference mode serve nowhere else
+        # no_grad, as weights that FSDP gathers in inference mode fail outside of it.
+        stack.enter_context(torch.no_grad())
         yield partial(_observe, model, sites, pooled)
 
 
@@ -133,7 +135,7 @@ def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Modul
     """Run one batch."""
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
     options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
-    if "pixel_values" in inputs:  # no weight hangs on the classes
+    if "pixel_values" in inputs:  # Images have no padding.
         outputs = model(pixel_values=inputs["pixel_values"], **options)
         layers = {"encoder": layer_weights(model, outputs, "encoder"), "pooling": list(pooled.values())}
         layers = {site: matrices for site, matrices in layers.items() if matrices}
@@ -148,7 +150,8 @@ def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Modul
         real = {"encoder": source, "decoder": target, "cross": target}
         visible = {
             "encoder": source.unsqueeze(2) & source.unsqueeze(1),
-            "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
+            # Each token before a scored one is read, whether it is scored or not.
+            "decoder": target.unsqueeze(2) & past,
             "cross": target.unsqueeze(2) & source.unsqueeze(1),
         }
         layers = {site: layer_weights(model, outputs, site) for site in sites}

@@ -18,7 +18,7 @@ from reluformers.files import atomic_write
 
 from .attention_report import SITE_NAMES, AttentionReport
 
-# Okabe and Ito 2008: eight colours that colour-blind readers tell apart; without yellow, which is faint on white
+# Colour-blind readers tell these apart (Okabe and Ito 2008). Their yellow is left out, as it is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", (0, (6, 1.5, 1.5, 1.5, 1.5, 1.5)))
 _MARKERS = "osD^vP*X"
@@ -30,8 +30,9 @@ _PANELS = {
 }
 _LINE_NAMES = {"loss": "training loss", "eval_loss": "evaluation loss"}
 _ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
-# the most classes that have a number in each cell, and a label each
-_NUMBERED_CLASSES, _LABELLED_CLASSES = 20, 120
+# With more classes, cells have no number, or not every class has a label.
+_NUMBERED_CLASSES = 20
+_LABELLED_CLASSES = 120
 _NAME_LENGTH = 24
 _CURVE = {"linewidth": 1.8, "markersize": 5}
 
@@ -56,7 +57,8 @@ def plot_training_curves(runs: Mapping[str, LogHistory] | LogHistory, path: str 
     runs = runs if isinstance(runs, Mapping) else {"": runs}
     panels = [keys for keys in _PANELS if any(_points(log, key, x) for log in runs.values() for key in keys)]
     width = 5.5 * len(panels)
-    columns = max(1, int(width / (0.6 + 0.09 * max(map(len, runs)))))  # inches of a line sample and of its name
+    # In inches: a line sample takes 0.6, a letter of its name 0.09.
+    columns = max(1, int(width / (0.6 + 0.09 * max(map(len, runs)))))
     figure = Figure(figsize=(width, 3.6 + 0.22 * ceil(len(runs) / columns)), layout="constrained")
     for axes, keys in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, runs, keys, x)
@@ -83,10 +85,11 @@ def plot_confusion_matrix(
         path: figure to write, .png or .svg.
         title: text above the figure.
     """
-    counts, classes = np.asarray(matrix), len(class_names)
+    counts = np.asarray(matrix)
+    classes = len(class_names)
     images = counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(counts / np.maximum(images, 1), mask=np.broadcast_to(images == 0, counts.shape))
-    cell = min(0.5, max(0.13, 8 / classes), 16 / classes)  # inches
+    cell = min(0.5, max(0.13, 8 / classes), 16 / classes)  # In inches.
     figure = Figure(figsize=(classes * cell + 3, classes * cell + 2), layout="constrained")
     axes = figure.subplots()
     colours = colormaps["Blues"].with_extremes(bad="0.88")
@@ -116,7 +119,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
     for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
         for number, site in enumerate(sites):
             values = [getattr(row, key) for row in report.sites[site].layers]
-            # sites often lie on each other, as where no row is null: the later ones are smaller, so that all show
+            # Sites often lie on each other, so the later ones get smaller markers.
             size = 5 + 2.5 * (len(sites) - 1 - number)
             axes.plot(range(1, len(values) + 1), values, **{**line_style(number), **_CURVE, "markersize": size})
         axes.set_title(label, fontsize=11)
@@ -127,7 +130,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         else:
-            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # with room for the largest marker
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # The largest marker needs some room.
     if len(sites) > 1:
         _name_lines(figure, list(sites.values()), len(sites))
     return save_figure(figure, path)
@@ -154,7 +157,7 @@ def line_style(number: int) -> dict[str, Any]:
     """
     return {
         "color": _COLOURS[number % len(_COLOURS)],
-        # the second time round a colour comes with other dashes
+        # When colours come again, they have other dashes.
         "linestyle": _DASHES[(number + 2 * (number // len(_COLOURS))) % len(_DASHES)],
         "marker": _MARKERS[number % len(_MARKERS)],
         "markerfacecolor": "none",
@@ -199,5 +202,5 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     axes.set_ylabel(_PANELS[keys])
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # there is nothing above 100 %
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # There is nothing above 100 %.
     clear_frame(axes)

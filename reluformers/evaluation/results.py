@@ -34,7 +34,7 @@ class Metric:
         return MISSING if value is None else format(value, self.text)
 
 
-# in the order of a table's columns
+# A table has its columns in this order.
 METRICS = {
     "bleu": Metric("BLEU", ".2f", "BLEU", "sacrebleu", 2),
     "chrf": Metric("chrF", ".2f", "chrF", "chrf", 2),
@@ -129,8 +129,9 @@ class Evaluation:
 
     def differences(self, other: "Evaluation") -> dict[str, tuple[Any, Any]]:
         """Condition of the scores → what it is here and there, of those in which the two differ."""
-        ours, theirs = _conditions(self), _conditions(other)
-        if None in (ours["checksum"], theirs["checksum"]):  # one of the two files does not know it
+        ours = _conditions(self)
+        theirs = _conditions(other)
+        if None in (ours["checksum"], theirs["checksum"]):  # One of the two files does not know it.
             theirs["checksum"] = ours["checksum"]
         return {name: (value, theirs[name]) for name, value in ours.items() if value != theirs[name]}
 
@@ -236,7 +237,7 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
         "checksum": data.checksum,
         "source_lang": data.source_lang,
         "target_lang": data.target_lang,
-        # with the size of a batch, whose longest source bounds translations that do not end by themselves
+        # The size of a batch counts too: its longest source bounds translations that do not end.
         "decoding": evaluation.decoding,
         "signature": evaluation.scores["bleu"].signature if "bleu" in evaluation.scores else None,
     }

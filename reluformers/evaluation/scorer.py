@@ -18,7 +18,7 @@ from .attention_report import attention_report
 from .circumstances import current_circumstances
 from .results import Evaluation
 
-# sums of all columns over the rows → score
+# It makes a score from the sums of all columns over the rows.
 ScoreOfSums = Callable[[np.ndarray], float]
 
 
@@ -48,7 +48,7 @@ class ScoringOptions:
     output: str | Path | None = None
     trust_remote_code: bool = False
 
-    written: ClassVar[tuple[str, ...]] = ("output",)  # fields that name files to write
+    written: ClassVar[tuple[str, ...]] = ("output",)  # These fields name files to write.
 
     def __post_init__(self):
         if self.split is None:
@@ -108,7 +108,7 @@ class Scorer:
             circumstances=current_circumstances(self.model.device, seed=_training_seed(self.options.model)),
             **self.count(answers),
         )
-        if self.options.output:  # before what may fail: pictures, and the report, which takes the more memory
+        if self.options.output:  # Save scores first: pictures may fail, and the report takes more memory.
             evaluation.save(self.options.output)
         self.write_files(answers, evaluation)
         if self.options.attention_report:

@@ -15,7 +15,7 @@ from reluformers.configuration.field_checks import check_number
 
 from .processing import IMAGE, LABEL, decode_image, fit_images, image_file
 
-# width to height of resized crops
+# Width over height of a resized crop lies in this range.
 ASPECT_RATIOS = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 
@@ -46,7 +46,7 @@ class Augmentation:
     def __post_init__(self):
         owner = type(self).__name__
         check_number(owner, "min_area", self.min_area, "(0, 1]")
-        # below, numbers of the Beta distribution round to 0 and 1
+        # Below this value, draws of the Beta distribution round to 0 and 1.
         check_number(owner, "mixup", self.mixup, f"[{0.01 if self.mixup else 0}, inf)")
         if self.rand_augment is not None:
             check_number(owner, "rand_augment[1]", self.rand_augment[1], "[0, 20]")
@@ -55,15 +55,15 @@ class Augmentation:
         """Crop, flip and distort an RGB image to the size that the processor makes, by torch's global generator."""
         size = processor.crop_size if processor.do_center_crop else processor.size
         if self.crop == "resized":
-            if "transparency" in picture.info:  # the processor decides what it becomes
+            if "transparency" in picture.info:  # The processor decides what a transparent colour becomes.
                 picture = fit_images([picture], processor, do_resize=False, do_center_crop=False)[0]
             box = self._random_box(*picture.size)
             picture = picture.resize((size.width, size.height), processor.resample, box=box)
         elif picture.size != (size.width, size.height) or processor.do_center_crop or "transparency" in picture.info:
-            picture = fit_images([picture], processor)[0]  # what fits already would only be copied
+            picture = fit_images([picture], processor)[0]  # A picture that fits would only be copied.
         if self.crop == "pad":
             left, top = torch.randint(-self.padding, self.padding + 1, (2,)).tolist()
-            # Pillow fills what lies outside with black
+            # Pillow fills what lies outside with black.
             picture = picture.crop((left, top, left + picture.width, top + picture.height))
         if self.flip and torch.rand(()) < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -74,9 +74,11 @@ class Augmentation:
         for area, ratio, left, top in torch.rand(ATTEMPTS, 4).tolist():
             pixels = width * height * (self.min_area + area * (1 - self.min_area))
             ratio = math.exp(low + ratio * (high - low))
-            columns, rows = math.sqrt(pixels * ratio), math.sqrt(pixels / ratio)
+            columns = math.sqrt(pixels * ratio)
+            rows = math.sqrt(pixels / ratio)
             if columns <= width and rows <= height:
-                left, top = left * (width - columns), top * (height - rows)
+                left = left * (width - columns)
+                top = top * (height - rows)
                 return left, top, min(left + columns, width), min(top + rows, height)
         return 0, 0, width, height
 
@@ -113,7 +115,7 @@ class ImageCollator:
         images = [decode_image(file, row[IMAGE]["path"]) for file, row in zip(files, rows, strict=True)]
         if self.augmentation is not None:
             images = [self.augmentation.change(image, self.processor) for image in images]
-        # augmented ones have the model's size
+        # Augmented pictures have the model's size.
         fitted = {} if self.augmentation is None else {"do_resize": False, "do_center_crop": False}
         batch = {"pixel_values": self.processor(images, return_tensors="pt", **fitted)["pixel_values"]}
         if LABEL in rows[0]:
@@ -124,9 +126,9 @@ class ImageCollator:
         return {**batch, "files": files} if self.keep_files else batch
 
 
-# what lies outside of a picture that was moved, and what is cut out
+# A moved picture shows this grey at its edge, and a cutout is filled with it.
 GREY = (128, 128, 128)
-# the lengths of big_vision, in pixels of its pictures of 224 px; here they shrink with the picture
+# big_vision gives these lengths for pictures of 224 px; here they shrink with the picture.
 TRANSLATION = 100 / 224
 CUTOUT = 40 / 224
 
@@ -165,14 +167,14 @@ def _cutout(picture: Image.Image, level: float) -> Image.Image:
     half_width, half_height = (int(CUTOUT * level * side) for side in picture.size)
     picture = picture.copy()
     if half_width and half_height:
-        # Pillow counts the last row and column in
+        # Pillow includes the last row and column.
         box = (x - half_width, y - half_height, x + half_width - 1, y + half_height - 1)
         ImageDraw.Draw(picture).rectangle(box, fill=GREY)
     return picture
 
 
 def _posterize(picture: Image.Image, level: float) -> Image.Image:
-    # Pillow's own refuses to leave no bit, which the lowest strengths ask for
+    # Pillow's own function refuses to keep no bit, as the lowest strengths ask for.
     dropped = 8 - int(4 * level)
     return picture.point([value >> dropped << dropped for value in range(256)] * 3)
 

@@ -64,8 +64,9 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
     There are none where they do not lie on this machine or cannot be read. `run` is the `FinishedRun` of the folder.
     """
     data = run.section("data")
-    path, split = data.get("path"), next((name for name in ("test", "validation") if data.get(name)), None)
-    if split is None or (path and not Path(path).exists()):  # for a card, nothing is fetched
+    path = data.get("path")
+    split = next((name for name in ("test", "validation") if data.get(name)), None)
+    if split is None or (path and not Path(path).exists()):  # Writing a card fetches nothing.
         return []
     where = (path, data[split]) if path else ({split: data[split]}, split)
     columns = {name: data.get(name) for name in ("image_column", "label_column")}

@@ -22,8 +22,8 @@ from reluformers.data.sources import naming, read_hub, read_parquet, split_name,
 
 from .processing import IMAGE, LABEL, decode_image, image_file
 
-_SAMPLE = 1000  # images: all of a big set would take as long to read as an epoch
-# a name of a class that marks images without a label
+_SAMPLE = 1000  # Checksums take so many images: reading all of a big set takes as long as an epoch.
+# A class of this name marks images without a label.
 _NO_CLASS = re.compile(r"\s*(-\d+(\.\d*)?)?\s*")
 
 
@@ -65,7 +65,8 @@ def load_image_split(
     label_column = _find_column(dataset, LABEL, label_column, _is_class, _is_value)
     numbers, names = _number_labels(dataset, label_column)
     if classes is not None:
-        numbers, names = _renumber(numbers, names, classes), list(classes)
+        numbers = _renumber(numbers, names, classes)
+        names = list(classes)
     images = dataset.select_columns([image_column]).rename_columns({image_column: IMAGE})
     images = images.cast_column(IMAGE, Image(decode=False))
     return images.add_column(LABEL, numbers, feature=ClassLabel(names=names))
@@ -134,7 +135,7 @@ def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:
         files = sorted([*place.glob(f"{escaped}.parquet"), *place.glob(f"{escaped}-*-of-*.parquet")])
         if files:
             return files
-    is_whole = name == "train" and not (folder / name).is_dir()  # the folders of the classes lie here themselves
+    is_whole = name == "train" and not (folder / name).is_dir()  # The folders of the classes lie directly in it.
     return folder if is_whole else folder / name
 
 
@@ -142,7 +143,7 @@ def _read_folder(folder: Path) -> Dataset:
     """Read a folder with one folder of images for each class, in a fixed random order."""
     pillow.init()
     endings = {ending for ending, kind in pillow.EXTENSION.items() if kind in pillow.OPEN}
-    # hidden files are no images, whatever their ending
+    # Hidden files are no images, whatever their ending.
     files = [path for path in folder.glob("[!.]*/[!.]*") if path.suffix.lower() in endings and path.is_file()]
     files.sort(key=lambda path: (path.parent.name, str(path)))
     random.Random(0).shuffle(files)
@@ -153,7 +154,7 @@ def _read_folder(folder: Path) -> Dataset:
 
 
 def _is_image(feature: Any) -> bool:
-    # files that were not written by `datasets` hold plain structs or bytes
+    # Files that `datasets` did not write hold plain structs or bytes.
     is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     return isinstance(feature, Image) or is_struct or getattr(feature, "dtype", None) in ("binary", "large_binary")
 
@@ -184,10 +185,12 @@ def _number_labels(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]
     feature = dataset.features[column]
     values = dataset.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     if _is_class(feature):
-        names, numbers = feature.names, values
+        names = feature.names
+        numbers = values
     else:
         present = pc.unique(values).drop_null().sort()
-        names, numbers = [str(value) for value in present.to_pylist()], pc.index_in(values, present)
+        names = [str(value) for value in present.to_pylist()]
+        numbers = pc.index_in(values, present)
     numbers = numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     without = [number for number, name in enumerate(names) if not _is_class(feature) and _NO_CLASS.fullmatch(name)]
     wrong = (numbers < 0) | (numbers >= len(names)) | np.isin(numbers, without)
@@ -199,7 +202,7 @@ def _number_labels(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]
 
 def _renumber(numbers: np.ndarray, names: list[str], classes: list[str]) -> np.ndarray:
     """Turn numbers of `names` into numbers of `classes`."""
-    # a class that is declared but has no image does no harm
+    # A class that is declared but has no image does no harm.
     for number, row in zip(*np.unique(numbers, return_index=True), strict=True):
         with naming(f"row {row + 1}"):
             check_name(names[number], classes, "class")

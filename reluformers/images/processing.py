@@ -13,11 +13,12 @@ from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
 
 from reluformers.modeling.image_input import upright_rgb
 
-# big_vision evaluates 224 px models on the centre of images whose shorter side is 256 px
+# big_vision evaluates 224 px models on the centre of images whose shorter side is 256 px.
 CROP_SHARE = 224 / 256
 SMALLEST_CROPPED = 160
-# columns of a data set
-IMAGE, LABEL = "image", "label"
+# Our data sets have these columns.
+IMAGE = "image"
+LABEL = "label"
 
 
 def image_file(image: Mapping[str, Any]) -> bytes:
@@ -32,7 +33,7 @@ def decode_image(file: bytes, path: str | Path | None = None) -> Image.Image:
             if opened.format == "EPS":
                 raise ValueError("is PostScript, for which Pillow would start a program; convert it to PNG")
             return upright_rgb(opened)
-    except Exception as error:  # on broken files, each format has errors of its own
+    except Exception as error:  # Each format has errors of its own for a broken file.
         raise ValueError(f"the image {path or 'in a row'} cannot be decoded: {error}") from error
 
 
@@ -51,7 +52,7 @@ def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
         resample=Image.Resampling.BICUBIC,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
-        # without it `AutoImageProcessor` refuses grey images, which pipelines convert by themselves
+        # Without it `AutoImageProcessor` refuses grey images, which pipelines convert.
         do_convert_rgb=True,
         **sizes,
     )

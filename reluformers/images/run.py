@@ -25,9 +25,9 @@ from .trainer import ImageTrainer
 logger = logging.getLogger(__name__)
 
 CONFUSION_FILE = "confusion_matrix.png"
-# a picture of more would show nothing
+# A picture of more classes would show nothing.
 MOST_DRAWN_CLASSES = 300
-_CALIBRATION_BATCH = 16  # images
+_CALIBRATION_BATCH = 16  # In images.
 
 
 def train_image_classification(
@@ -61,7 +61,7 @@ def train_image_classification(
         with run.args.main_process_first(local=False):
             splits = load_splits(recipe.data)
         classes = class_names(splits["train"])
-        if len(classes) < 2:  # which transformers takes for a regression
+        if len(classes) < 2:  # transformers takes one class for a regression.
             raise ValueError(f"data.train has one class, {classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         run.report(f"images of {len(classes)} classes: {counts}")
@@ -88,7 +88,7 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
         nonlocal names
         columns = {"image_column": data.image_column, "label_column": data.label_column}
         images = load_image_split(source, split, **columns, classes=names)
-        names = names or class_names(images)  # of train, which comes first
+        names = names or class_names(images)  # The training set comes first and has the classes.
         return images
 
     return data.read(load)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
-# its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
+# Imported from its module: some supported versions ask for torchvision behind the short name.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
@@ -26,8 +26,8 @@ from .augmentation import ImageCollator
 from .loading import load_image_split
 from .recipe import ImageRecipe
 
-TOP = 5  # classes that are kept of each image
-NOWHERE = -1  # class of an image whose logits are not finite
+TOP = 5  # So many classes of each image are kept.
+NOWHERE = -1  # An image whose logits are not finite has this class.
 
 
 def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
@@ -80,7 +80,8 @@ class Classified:
 
     def confusion_matrix(self) -> np.ndarray:
         """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
-        known, matrix = self.top[:, 0] != NOWHERE, np.zeros((self.classes, self.classes), dtype=np.int64)
+        known = self.top[:, 0] != NOWHERE
+        matrix = np.zeros((self.classes, self.classes), dtype=np.int64)
         np.add.at(matrix, (self.labels[known], self.top[known, 0]), 1)
         return matrix
 
@@ -99,7 +100,8 @@ def classify(
     parts = []
     for batch in batches:
         outputs = model(**{name: batch[name].to(model.device) for name in ("pixel_values", "labels")})
-        logits, labels = outputs.logits.float(), batch["labels"].cpu().numpy()
+        logits = outputs.logits.float()
+        labels = batch["labels"].cpu().numpy()
         parts.append((float(outputs.loss) * len(labels), top_classes(logits).cpu().numpy(), labels))
     losses, tops, labels = zip(*gather(parts), strict=True)
     labels = np.concatenate(labels)
@@ -130,8 +132,10 @@ def class_results(matrix: np.ndarray, names: list[str]) -> dict[str, dict[str, A
     """
     classes = {}
     for label, name in enumerate(names):
-        row, found = matrix[label], int(matrix[label, label])
-        images, taken = int(row.sum()), int(matrix[:, label].sum())
+        row = matrix[label]
+        found = int(matrix[label, label])
+        images = int(row.sum())
+        taken = int(matrix[:, label].sum())
         order = [other for other in np.argsort(-row, kind="stable") if row[other]]
         classes[name] = {
             "images": images,

@@ -17,7 +17,7 @@ from reluformers.training.trainer import TaskTrainer
 from .augmentation import Augmentation, ImageCollator
 from .scoring import classify
 
-# the modules whose weights big_vision calls kernels
+# big_vision calls the weights of these modules kernels, and decays no others.
 _KERNELS = (nn.Linear, nn.Conv2d)
 
 
@@ -55,7 +55,7 @@ class ImageTrainer(TaskTrainer):
         """Batches of this process, in a new order and with new random changes each epoch."""
         sampler = SeededBatchSampler(
             len(self.train_dataset),
-            self._train_batch_size,  # as given, or as `auto_find_batch_size` lowered it
+            self._train_batch_size,  # `auto_find_batch_size` may have lowered it.
             drop_last=self.args.dataloader_drop_last,
             **self.sampler_options(),
         )
@@ -68,7 +68,7 @@ class ImageTrainer(TaskTrainer):
         """Batches of this process, which takes every n-th image of n processes, or all under FSDP."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = range(self.args.process_index, len(dataset), self.args.world_size)
-        if self.accelerator.is_fsdp2:  # whose processes must make the same steps
+        if self.accelerator.is_fsdp2:  # Processes of FSDP must make the same steps.
             share = range(len(dataset))
         return DataLoader(
             dataset.select(share),
@@ -95,7 +95,8 @@ class SeededImages(Dataset):
     """
 
     def __init__(self, dataset: Rows, collator: ImageCollator):
-        self.dataset, self.collator = dataset, collator
+        self.dataset = dataset
+        self.collator = collator
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -103,7 +104,7 @@ class SeededImages(Dataset):
     def __getitems__(self, batch: SeededBatch) -> dict[str, Any]:
         """Make a batch."""
         with torch.random.fork_rng(devices=[]):
-            # `torch.manual_seed` would seed the generators of GPUs too
+            # `torch.manual_seed` would seed the generators of GPUs too.
             torch.default_generator.manual_seed(batch.seed)
             return self.collator(self.dataset.__getitems__(batch.rows))
 
@@ -111,5 +112,5 @@ class SeededImages(Dataset):
 def count_images(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`images` of a batch."""
     images = inputs["pixel_values"]
-    # where the statistics of the model are, which are added up beside it
+    # The count is added up beside the statistics of the model, so it lies on their device.
     return {"images": images.new_full((), len(images), dtype=torch.float32)}
