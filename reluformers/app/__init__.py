@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# in the metadata of README.md: this library made the Space and may write it anew
+# README.md of a Space has this tag if the library made the Space and may write it anew.
 MARK = "reluformers-demo"
 FILES = (
     "app.py",
@@ -24,7 +24,7 @@ def space_files(repo_id: str, revision: str, *, licence: str = "apache-2.0") -> 
     """The files of a model's Space, name → text; it shows a revision, whatever is pushed to the model later."""
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
     for constant, value in (("MODEL_ID", repo_id), ("MODEL_REVISION", revision)):
-        # json quotes a string as Python reads it
+        # json.dumps quotes a string as Python reads it.
         texts["app.py"] = texts["app.py"].replace(f'\n{constant} = ""\n', f"\n{constant} = {json.dumps(value)}\n")
     values = {"repo_id": repo_id, "name": repo_id.rpartition("/")[2], "revision": revision, "licence": licence}
     for name, value in values.items():

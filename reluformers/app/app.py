@@ -12,16 +12,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# filled in when the Space is pushed; the command line comes first
+# `space_files` fills these in; the command line comes first.
 MODEL_ID = ""
 MODEL_REVISION = ""
 
-# of a clone, opened where no model is named
+# A clone has this model, which opens if none is named.
 CLONED_MODELS = [
     os.path.join(os.path.dirname(__file__), "..", "..", "models", name)
     for name in ("tatoeba-en-de", "tatoeba-de-en", "digits-relu-vit")
 ]
-# of the environment, what decides how things are computed and shown; all else may be a token
+# Only these variables reach code of a folder, as any other may be a token.
 PASSED = re.compile(
     r"PATH|HOME|USER|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_[A-Z_]+"
     r"|SYSTEMROOT|TEMP|TMP|USERPROFILE|APPDATA|LOCALAPPDATA|GRADIO_[A-Z_]+"
@@ -30,7 +30,7 @@ PASSED = re.compile(
 )
 
 
-STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # the process that has no tokens, by its number
+STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # It holds the number of the process that has no tokens.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +70,12 @@ def drop_tokens() -> None:
 
     Code of a model could read them in the block that the process began with, whatever is deleted later.
     """
-    has_exec = os.name != "nt"  # on Windows it would start a second process and leave the terminal
+    has_exec = os.name != "nt"  # On Windows, exec would start a second process and leave the terminal.
     began = {STARTED_ANEW: str(os.getpid()) if has_exec else "1", "HF_TOKEN_PATH": os.devnull}
     if os.environ.get(STARTED_ANEW) != began[STARTED_ANEW]:
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
-        command, environment = [sys.executable, *sys.orig_argv[1:]], {**passed, **began}
+        command = [sys.executable, *sys.orig_argv[1:]]
+        environment = {**passed, **began}
         sys.stdout.flush()
         if has_exec:
             os.execve(sys.executable, command, environment)
@@ -101,9 +102,9 @@ def open_page(
             raise ValueError("name a model: its folder or Hub id")
         folders = [*names, *filter(None, [compare])]
         if all(map(os.path.isdir, folders)):
-            drop_tokens()  # models of the Hub may be private, and need the token
+            drop_tokens()  # Only folders: models of the Hub may be private and need the token.
         print(f"Loading {' and '.join(folders)}: the page comes in some seconds", flush=True)
-        # torch, transformers and Gradio take seconds to import, so not before that line
+        # torch, transformers and Gradio take seconds to import, so the line is printed first.
         from pages import build_app, build_tabs, serve
 
         page = build_app(name, pinned, compare=compare, examples=example) if name else build_tabs(names)

@@ -16,15 +16,15 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageClassification, pipeline
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-# by its module: older releases of transformers hide the name where there is no torchvision
+# Imported from its module, as older releases of transformers hide the name without torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
 MAX_EXAMPLES = 5
-SKETCH_SIDE = 32  # pixels: whoever takes so small an image can be drawn for
+SKETCH_SIDE = 32  # A visitor can draw an image of at most so many pixels a side.
 
-AXIS_NAMES = {  # site → query, key
+AXIS_NAMES = {  # Each site has a name for its queries and its keys.
     "cross": ("words being written", "source words"),
     "encoder": ("source words", "source words"),
     "decoder": ("words being written", "words already written"),
@@ -116,7 +116,8 @@ class Translator:
     def __init__(self, name: str, config: Any, options: dict[str, Any]):
         self.config = config
         self.pipeline = pipeline("translation", model=name, device="cpu", **options)
-        self.model, self.tokenizer = self.pipeline.model, self.pipeline.tokenizer
+        self.model = self.pipeline.model
+        self.tokenizer = self.pipeline.tokenizer
         self.target_tokenizer = self.pipeline.target_tokenizer
 
     def site_to_open(self) -> str:
@@ -134,7 +135,7 @@ class Translator:
         if len(text) > MAX_CHARACTERS or num_beams not in range(1, MAX_BEAMS + 1):
             raise ValueError(f"At most {MAX_CHARACTERS:,} characters and 1 to {MAX_BEAMS} beams are allowed.")
         inputs = self.pipeline.preprocess(text, truncation=False)
-        # the model's own code says how long a translation may be
+        # The model's own code bounds the length of a translation.
         target = self.pipeline.forward(inputs, num_beams=int(num_beams))["tokens"][0, 0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return self._aligned(Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist()))
@@ -143,7 +144,8 @@ class Translator:
         """A translation that is given, in the tokens of this model, as many as it takes."""
         source = self.tokenizer(text.strip())["input_ids"]
         target = self.target_tokenizer(text_target=translated)["input_ids"]
-        start, limit = self.model.generation_config.decoder_start_token_id, self.config.max_position_embeddings
+        start = self.model.generation_config.decoder_start_token_id
+        limit = self.config.max_position_embeddings
         return self._aligned(Translation(text, translated, source[:limit], [start, *target][:limit]))
 
     def _aligned(self, translation: Translation) -> Translation:
@@ -164,7 +166,8 @@ class Translator:
             site: a key of `AXIS_NAMES`.
             layer: from 0.
         """
-        given, written = translation.target_ids[:-1], translation.target_ids[1:]
+        given = translation.target_ids[:-1]
+        written = translation.target_ids[1:]
         outputs = self.model(
             input_ids=torch.tensor([translation.source_ids]),
             decoder_input_ids=torch.tensor([given]),
@@ -191,11 +194,11 @@ class Classifier:
 
     def __init__(self, name: str, config: Any, options: dict[str, Any]):
         self.config = config
-        # eager throughout: the weights of the pooling query are no output of the model, but seen by a hook
+        # A hook sees the weights of the pooling query, which are no output, so the model must be eager throughout.
         model = AutoModelForImageClassification.from_pretrained(name, attn_implementation="eager", **options)
         self.model = model.eval()
         self.processor = AutoImageProcessor.from_pretrained(name, **options)
-        # it bounds what an image may cost, and opens nothing by its name
+        # The handler bounds what an image may cost, and opens no file by its name.
         self.handler = get_class_from_dynamic_module("handler.EndpointHandler", name, revision=options.get("revision"))
 
     def open_image(self, content: bytes | str) -> Image.Image:
@@ -243,19 +246,22 @@ class Classifier:
         finally:
             if self.config.pooling == "attention":
                 hook.remove()
-        weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
-        is_pooling = layer == self.config.num_hidden_layers  # of the patches alone
+        weights = choose_layer(layers, layer)
+        before = self.config.num_prefix_tokens
+        is_pooling = layer == self.config.num_hidden_layers  # The pooling query sees patches alone.
         if self.config.pooling == "cls":
-            weights, title = weights[:, :1], "What the class token attends to"
+            weights = weights[:, :1]
+            title = "What the class token attends to"
         elif is_pooling:
             title = "What the pooling query attends to"
         else:
             weights = weights[:, before:]
             title = f"What {weights.shape[1]} patches attend to, on average"
         grid = [side // self.config.patch_size for side in pixels.shape[2:]]
-        nulls = (weights == 0).all(-1).mean(-1).tolist()  # a row may have weight on the tokens before the patches
+        # A row may also have weight on tokens before the patches, so count zeros first.
+        nulls = (weights == 0).all(-1).mean(-1).tolist()
         if not is_pooling:
-            weights = weights[..., before:]  # no picture for what these get
+            weights = weights[..., before:]  # The picture shows patches alone.
         zeros = replace(Zeros.count(weights, np.ones(weights.shape[1:], dtype=bool)), nulls=nulls)
         return PatchMap(weights.mean(1).reshape(-1, *grid), self._picture(pixels[0]), title, zeros)
 
@@ -277,7 +283,7 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
         return None
     try:
         return hf_hub_download(name, file, revision=revision)
-    except OSError:  # there is no such file, or no network
+    except OSError:  # There is no such file, or no network.
         return None
 
 
@@ -302,7 +308,7 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
         if are_files:
             inputs = [path for text in inputs if (path := find_file(name, text, revision))]
         return inputs[:MAX_EXAMPLES]
-    except Exception:  # a file that somebody else wrote: the page opens without examples
+    except Exception:  # Somebody else wrote this file: if it is damaged, the page opens without examples.
         return []
 
 
@@ -316,7 +322,7 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
 
 def unknown_characters(tokenizer: Any, text: str) -> list[str]:
     """Characters of a text that a tokenizer does not know, each once; those that cannot be seen by their numbers."""
-    if not tokenizer.is_fast:  # which does not say where its tokens come from
+    if not tokenizer.is_fast:  # A slow tokenizer does not say where its tokens come from.
         return []
     encoding = tokenizer(text, return_offsets_mapping=True, verbose=False)
     pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
@@ -326,8 +332,8 @@ def unknown_characters(tokenizer: Any, text: str) -> list[str]:
 
 def is_file_below(path: str, folder: str) -> bool:
     """Whether a path is, with its links resolved, that of an ordinary file below a folder: no FIFO and no device."""
-    place = os.path.realpath(path)
-    return os.path.isfile(place) and Path(place).is_relative_to(os.path.realpath(folder))
+    real_path = os.path.realpath(path)
+    return os.path.isfile(real_path) and Path(real_path).is_relative_to(os.path.realpath(folder))
 
 
 def choose_layer(layers: Sequence[torch.Tensor], layer: Any) -> np.ndarray:
@@ -344,18 +350,25 @@ def split_words(tokenizer: Any, ids: Sequence[int]) -> list[Word]:
         tokenizer: whose pieces mark a blank before them by ▁ or Ġ, or the lack of one by ##.
         ids: of the tokens [length].
     """
-    special, words, kind = set(tokenizer.all_special_ids), [], None
-    for place, (number, piece) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
+    special = set(tokenizer.all_special_ids)
+    words = []
+    kind = None
+    for index, (number, piece) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
         begins = piece.startswith(("▁", "Ġ"))
         text = piece.removeprefix("##").lstrip("▁Ġ")
         alone = number in special or any(unicodedata.east_asian_width(character) in "WF" for character in text)
         is_word = any(character.isalnum() for character in text)
-        # a blank that is a token of its own goes with whatever follows
-        previous, kind = kind, place if alone else str(is_word) if text else None
+        previous = kind
+        kind = None
+        if alone:
+            kind = index
+        elif text:
+            kind = str(is_word)
+        # A blank that is a token of its own has no kind: whatever follows joins its word.
         if not words or begins or (previous is not None and kind != previous):
-            words.append((place, begins or number in special, []))
+            words.append((index, begins or number in special, []))
         words[-1][2].append(number)
-    return [Word(tokenizer.decode(members).strip() or "▁", blank, place) for place, blank, members in words]
+    return [Word(tokenizer.decode(members).strip() or "▁", blank, index) for index, blank, members in words]
 
 
 def merge_words(weights: np.ndarray, queries: list[Word], keys: list[Word]) -> np.ndarray:

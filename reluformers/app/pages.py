@@ -24,10 +24,10 @@ from models import (
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 20
-CACHE_SECONDS = (600, 3600)  # how often uploaded files are looked through, and how old they get
+CACHE_SECONDS = (600, 3600)  # Uploads are looked through every 10 minutes and deleted after an hour.
 TOP_CLASSES = 5
 BEAMS = 4
-# white in the dark, too: it is the picture that the model gets
+# The pad is white in dark mode too, as the model gets what it shows.
 PAD = """<canvas width="280" height="280" role="img" aria-label="Draw here with the mouse or a finger"
 style="touch-action: none; cursor: crosshair; border: 1px solid var(--border-color-primary); width: 216px"></canvas>
 <br><button type="button">Clear</button>"""
@@ -36,20 +36,20 @@ SITES = {
     "encoder (source to source)": "encoder",
     "decoder (target to target)": "decoder",
 }
-WHOLE_LABEL = 260  # pixels of a dropdown that does not cut the names of SITES
-# one request at a time has the model, whatever is asked
+WHOLE_LABEL = 260  # In pixels; a narrower dropdown would cut names of SITES.
+# One request at a time has the model.
 QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}
-# of events that the page has for itself: what it is for others has a name of its own
+# Events for the page alone are not in the API; what programs may call has a name of its own.
 OWN = {**QUEUE, "api_visibility": "private"}
 LAUNCH = {
-    # fonts of the visitor's own computer: nothing is fetched from elsewhere
+    # Fonts of the visitor's computer, so that nothing is fetched from elsewhere.
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
     "max_file_size": "10mb",
     "state_session_capacity": 200,
     "ssr_mode": False,
     "footer_links": [],
     "css": ".tiny img { width: 100%; object-fit: contain; image-rendering: pixelated }",
-    # Gradio fits a box of text to its lines only when the text changes, so a narrower window would cut the last line
+    # Gradio fits a box of text to its lines only when the text changes; a narrower window would cut the last line.
     "js": """() => new ResizeObserver(() =>
         document.querySelectorAll("textarea").forEach((box) => box.dispatchEvent(new Event("input")))
     ).observe(document.body)""",
@@ -138,7 +138,8 @@ class TranslationEvents:
     """
 
     def __init__(self, models: dict[str, Translator]):
-        self.models, (self.translator, *self.others) = models, models.values()
+        self.models = models
+        self.translator, *self.others = models.values()
 
     def tell(self, text: str, beams: float) -> list[Translation]:
         first = self.translator.translate(text, beams)
@@ -244,8 +245,9 @@ class ClassificationEvents:
     """What a page of an image classifier does; arguments as for `TranslationEvents`."""
 
     def __init__(self, models: dict[str, Classifier]):
-        self.models, (self.classifier, *self.others) = models, models.values()
-        self.uploads = gr.Image().GRADIO_CACHE  # the one folder whose files a visitor may name
+        self.models = models
+        self.classifier, *self.others = models.values()
+        self.uploads = gr.Image().GRADIO_CACHE  # A visitor may name files of this folder alone.
 
     def look(self, image: Any, layer: int) -> tuple[dict[str, float], list[Any], str]:
         answers = [model.classify(image) for model in self.models.values()]
@@ -268,7 +270,7 @@ class ClassificationEvents:
         return self.classifier.classify(self.classifier.open_file(path, self.uploads))[0]
 
     def sketch(self, layer: int, drawing: gr.EventData) -> tuple[None, dict[str, float], list[Any], str]:
-        sent = drawing._data  # by whoever asks, so not always with a picture
+        sent = drawing._data  # A client may send anything, so there may be no picture in it.
         return None, *self.look(
             self.classifier.open_image(sent.get("picture") if isinstance(sent, dict) else ""), layer
         )
@@ -276,8 +278,10 @@ class ClassificationEvents:
 
 def classification_app(models: dict[str, Classifier], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
     """The page of an image classifier; arguments as for `translation_app`, the examples are files."""
-    events, nothing = ClassificationEvents(models), (None, None, None)
-    classifier, names = events.classifier, events.classifier.layer_names()
+    events = ClassificationEvents(models)
+    nothing = (None, None, None)
+    classifier = events.classifier
+    names = events.classifier.layer_names()
     scores, seen, opened = nothing
     if examples:
         first = classifier.open_file(examples[0], os.path.dirname(os.path.realpath(examples[0])))
@@ -286,7 +290,7 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
         gr.Markdown(title)
         last = gr.State(seen)
         with gr.Row():
-            # what is shown first is what has been classified
+            # The page first shows what has been classified.
             with gr.Column(), gr.Tabs(selected="image" if examples else None) as tabs:
                 if classifier.takes_sketches():
                     with gr.Tab("Draw"):
@@ -300,7 +304,7 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
                         elem_id="image",
                         elem_classes="tiny" if classifier.takes_sketches() else None,
                     )
-                    # the file as it is: `open_file` is to say what is wrong with it, and where it may lie, not Gradio
+                    # Gradio passes the path alone: `open_file` checks where the file lies and what is wrong with it.
                     image.preprocess = lambda file: file.path if file else None
             with gr.Column():
                 classes = gr.Label(scores, label="Classes", num_top_classes=TOP_CLASSES, elem_id="classes")
@@ -318,7 +322,7 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
             pad.clear(lambda: nothing, None, outputs, **OWN)
         image.clear(lambda: nothing, None, outputs, **OWN)
         layer.input(explain(events.draw, None), [last, layer], outputs[-1], **OWN)
-        # not an event that a visitor sees: a program gets an error where the page keeps its answer
+        # This event is for programs, which get an error where the page keeps its last answer.
         gr.Button(visible=False).click(fail(events.classify_image), image, classes, api_name="classify", **QUEUE)
     return page
 

@@ -17,11 +17,15 @@ from PIL import Image
 
 from models import AttentionMap, PatchMap
 
-# RGB in 0..255; of patches: to be seen on black, on white and on most photos
-POSITIVE, NEGATIVE, NULL, MASKED, PATCH = (66, 135, 245), (220, 38, 38), (217, 119, 6), (128, 128, 128), (255, 110, 0)
-FAINTEST = 0.2  # opacity of the smallest weight that is not zero
+# RGB in 0..255; the colour of patches can be seen on black, white and most photos.
+POSITIVE = (66, 135, 245)
+NEGATIVE = (220, 38, 38)
+NULL = (217, 119, 6)
+MASKED = (128, 128, 128)
+PATCH = (255, 110, 0)
+FAINTEST = 0.2  # The smallest weight above zero has this opacity.
 LARGEST_CODE = 32_767
-TINY_SIDE = 64  # pixels: smaller pictures are enlarged as they are, larger ones smoothly
+TINY_SIDE = 64  # Pictures of fewer pixels a side are enlarged without smoothing.
 
 
 def text_view(maps: Sequence[tuple[str, AttentionMap]]) -> str:
@@ -83,7 +87,7 @@ def _render(maps: list[tuple[str, dict[str, Any]]]) -> str:
 def _text_map(attention: AttentionMap) -> dict[str, Any]:
     query, key = attention.axis_names
     largest = np.abs(attention.weights).max() or 1
-    # a zero stays a zero and nothing else becomes one
+    # A zero stays a zero, and nothing else becomes one.
     codes = np.sign(attention.weights) * np.maximum(np.abs(attention.weights) / largest * LARGEST_CODE, 1)
     data = {
         "weights": base64.b64encode(codes.round().astype("<i2").tobytes()).decode(),
@@ -100,7 +104,7 @@ def _text_map(attention: AttentionMap) -> dict[str, Any]:
         "colour": POSITIVE,
         "has_nulls": any(attention.zeros.nulls),
         "is_masked": not attention.visible.all(),
-        "exceeds_one": largest > 1.01,  # softmax's weights too are above 1 by rounding
+        "exceeds_one": largest > 1.01,  # Rounding lifts softmax's weights above 1, too.
         "data": json.dumps(data),
     }
 

@@ -14,7 +14,7 @@ import transformers
 from reluformers.errors import run_main
 from reluformers_cli import all_commands
 
-CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # section.key=value, or key=value
+CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # It matches section.key=value and key=value.
 OPTION = re.compile(r"\A--([a-z][\w-]*)(?=\Z|=)")
 
 
@@ -36,7 +36,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     words = [OPTION.sub(lambda name: f"--{name[1].replace('-', '_')}", word) for word in words[:end]] + [*words[end:]]
     takes_changes = any(action.dest == "changes" for action in parser._actions)
     changes = [word for word in words if takes_changes and CHANGE.fullmatch(word)]
-    # options may stand between the values of a list; behind "--", which that forgets, there are none
+    # Options may stand between the values of a list. Intermixed parsing forgets "--", behind which there are none.
     understand = parser.parse_args if "--" in words else parser.parse_intermixed_args
     options = understand([word for word in words if word not in changes])
     if takes_changes:
@@ -46,8 +46,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
     """Run one command by its name and options, as `run_main` does."""
-    transformers.logging.disable_progress_bar()  # of reading weights, which takes a second
-    if arguments[0] != "train":  # what matters of models that are opened comes as a line of the command
+    transformers.logging.disable_progress_bar()  # Reading weights takes a second and needs no bar.
+    if arguments[0] != "train":  # Commands print what matters of a model as lines of their own.
         transformers.logging.set_verbosity_error()
 
     def run() -> None:

@@ -50,11 +50,11 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ("baseline", "dataset", "examples", "held_out")
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, [], True)}
     settings = check_fields("card", read_fields(options.settings, "NAME=VALUE"), CardOptions)
-    return dict(**given, **settings)  # Python refuses a name in both
+    return dict(**given, **settings)  # Python refuses a name that stands in both.
 
 
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
     check_model(options.folder)
-    place = {"revision": options.revision, "output": options.output, "overwrite": options.overwrite}
-    print(write_card(options.folder, options.repo_id, **place, **card_options(options)))
+    target = {"revision": options.revision, "output": options.output, "overwrite": options.overwrite}
+    print(write_card(options.folder, options.repo_id, **target, **card_options(options)))

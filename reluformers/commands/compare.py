@@ -37,9 +37,10 @@ def run(options: argparse.Namespace) -> None:
         check_picture_path(options.curves)
     logs = {folder: read_json(folder / LOG_FILE) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
-    task, names = common_task(evaluations), run_names(list(logs))
+    task = common_task(evaluations)
+    names = run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
-    columns = list(max(rows, key=len))  # a row without some score has fewer
+    columns = list(max(rows, key=len))  # A row without some score has fewer columns.
     lines = [[row.get(column, MISSING) for column in columns] for row in rows]
     print(markdown_table(columns, lines), end="")
     print(*footnotes(evaluations), sep="\n")
@@ -49,13 +50,14 @@ def run(options: argparse.Namespace) -> None:
             print(f"{names[first]} and {names[folder]} were scored in other ways: {', '.join(differing)}")
     if options.curves:
         data = [read_recipe(folder / RECIPE_FILE).get("data") or {} for folder in logs]
-        x = "step" if any(part.get("streaming") for part in data) else "epoch"  # a stream's log counts whole passes
+        # The log of a stream counts whole passes alone.
+        x = "step" if any(part.get("streaming") for part in data) else "epoch"
         plot_training_curves({names[folder]: log for folder, log in logs.items()}, options.curves, x=x)
 
 
 def run_names(folders: list[Path]) -> dict[Path, str]:
     """The names of the folders, or their paths where two have one name."""
-    names = {folder: Path(os.path.abspath(folder)).name for folder in folders}  # a link keeps its own name
+    names = {folder: Path(os.path.abspath(folder)).name for folder in folders}  # A link keeps its own name.
     counts = Counter(names.values())
     return {folder: name if counts[name] == 1 else str(folder) for folder, name in names.items()}
 

@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Convert."""
-    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
+    source = options.source
+    folder = options.folder
+    preset = options.preset
+    sites = options.sites
     check_model(source)
     given = read_as(Seq2SeqTransformerConfig | VisionTransformerConfig, read_fields(options.changes, "FIELD=VALUE"))
     keeps_class = not options.back and (options.adapter or keeps_its_class(source))

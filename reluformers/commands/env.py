@@ -12,7 +12,9 @@ from reluformers.evaluation.circumstances import current_circumstances
 from reluformers_kernels import PassOptions, computation
 from reluformers_kernels.triton_attention import OLDEST_CAPABILITY, triton
 
-LENGTH, WIDTH = 256, 64  # of the attention that is asked for
+# The size of the attention that `env` names a computation for.
+LENGTH = 256
+WIDTH = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from reluformers.training.recipe import read_fields
 
 from . import rows_of
 
-# options that say which rows are scored and how they are batched, or what else is measured and written
+# Options OF_ROWS choose rows and batches; OTHERS say what else is measured and written.
 OF_ROWS = {
     "split": "split to score, perhaps with a slice, such as test[:100]; without it, the file's name says it, or test",
     "source_lang": "language to translate from, such as en; without it, the one that the model's folder names",
@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> None:
 def scoring_options(task: Task, options: dict[str, Any]) -> ScoringOptions:
     """Options of a task's scorer, of those that are given; raises a `ValueError` for what is none of it."""
     given = {name: value for name, value in options.items() if value not in (None, False)}
-    given = dict(**read_fields(given.pop("changes"), "NAME=VALUE"), **given)  # Python refuses a name in both
+    # Python refuses a name that stands in both.
+    given = dict(**read_fields(given.pop("changes"), "NAME=VALUE"), **given)
     return task.scorer.options_class(**check_fields("evaluate", given, task.scorer.options_class))
 
 

@@ -83,7 +83,8 @@ def describe(record: dict) -> list[str]:
     for search, found in (record["pytorch"] or {}).items():
         lines.append(f"{'pytorch':<8}{search:<9}{_scores(found)}")
     for precision, found in record["precisions"].items():
-        size, error = sum(found["files"].values()) / 1e6, found["logits"]
+        size = sum(found["files"].values()) / 1e6
+        error = found["logits"]
         drawn = ", ".join(f"{name} {count}" for name, count in found["differing_drawn"].items())
         lines.append(f"{precision:<8}{size:.1f} MB, logits within {error:.1e}, drawn rows that differ: {drawn}")
         for search, answers in found.get("answers", {}).items():
@@ -91,6 +92,6 @@ def describe(record: dict) -> list[str]:
     return lines
 
 
-def _scores(found: dict) -> str:
-    scores = ", ".join(f"{name} {value:.2f}" for name, value in found["scores"].items() if value is not None)
-    return f"{scores}, {found['seconds']:.1f} s"
+def _scores(answers: dict) -> str:
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in answers["scores"].items() if value is not None)
+    return f"{scores}, {answers['seconds']:.1f} s"

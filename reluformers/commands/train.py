@@ -60,7 +60,7 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
         return load_recipe(options.recipe, options.changes)
     if options.recipe is not None or not {"data", "source_lang", "target_lang"} <= set(given):
         raise ValueError("give either a recipe, or --data, --source_lang and --target_lang")
-    # here, as a recipe of another task needs none of it
+    # Imported here, as a recipe of another task needs none of it.
     from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
     data = rows_of(options.data)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     report = partial(print, flush=True)
     recipe = read_recipe(options)
     if sys.stderr.isatty() and not any(text.startswith("training.disable_tqdm=") for text in options.changes):
-        recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
+        recipe.training["disable_tqdm"] = False  # Recipes ask for lines because output may go to a file.
     if not torch.accelerator.is_available():
-        keep_freed_memory()  # for this process and for good, so the command may, and no function of the library
+        keep_freed_memory()  # It changes the process for good, so only the command may call it.
     task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)

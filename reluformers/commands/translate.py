@@ -34,8 +34,8 @@ from reluformers.translation.lines import align_lines, continued_file, read_text
 from reluformers.translation.tokenization import Tokenizers
 
 CLONED_MODEL = str(Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de")
-_FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # news.en, and no "U.S." or "3.50"
-WATCHED_LINES = 16  # that are translated together where somebody looks at the lines
+_FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # It matches news.en, but not "U.S." or "3.50".
+WATCHED_LINES = 16  # So many lines are translated together if somebody looks at them.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Translate."""
     options.model = options.model or CLONED_MODEL
-    source, is_file = options.text, os.path.isfile(options.text)
+    source = options.text
+    is_file = os.path.isfile(options.text)
     if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
         raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")
     check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
@@ -72,10 +73,12 @@ def run(options: argparse.Namespace) -> None:
     if note:
         sys.stderr.write(f"{options.model}: {note}\n")
     is_typed = source == "-" and sys.stdin.isatty()
-    # whoever looks at the lines should not have to wait for many
     is_watched = options.output is None and sys.stdout.isatty()
     batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
-    batches["block_lines"] = 1 if is_typed else WATCHED_LINES if is_watched else None
+    if is_typed:
+        batches["block_lines"] = 1
+    elif is_watched:  # Somebody who looks at the lines should not wait for a whole block.
+        batches["block_lines"] = WATCHED_LINES
     is_read = is_file or source == "-" or options.column
     is_hidden = not sys.stderr.isatty() or is_watched or is_typed or not is_read
     translate = align_lines if options.alignments else translate_lines
@@ -83,8 +86,10 @@ def run(options: argparse.Namespace) -> None:
     def translations(start: int) -> Iterator[str]:
         texts = read_texts(source, options.column) if is_read else iter(source.splitlines() or [""])
         with tqdm(unit=" sentences", disable=is_hidden) as bar:
-            found = translate(model, tokenizers, islice(texts, start, None), progress=bar.update, **search, **batches)
-            for line in found:
+            translated = translate(
+                model, tokenizers, islice(texts, start, None), progress=bar.update, **search, **batches
+            )
+            for line in translated:
                 yield json.dumps(line, ensure_ascii=False) if options.alignments else line
 
     if options.output is None:
@@ -104,7 +109,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Tokenizers]:
     if (options.precision and options.runtime != "onnx") or (options.dtype and options.runtime == "onnx"):
         raise ValueError("--precision is of --runtime onnx, and --dtype of PyTorch")
     if options.runtime == "onnx":
-        from reluformers.translation.onnx_runtime import load_onnx_translator  # its packages are an extra
+        from reluformers.translation.onnx_runtime import load_onnx_translator  # Its packages are an extra.
 
         return load_onnx_translator(options.model, options.precision)
     check_model(options.model)
@@ -113,7 +118,8 @@ def load(options: argparse.Namespace) -> tuple[Any, Tokenizers]:
 
 def identity_of(options: argparse.Namespace, search: dict[str, Any]) -> dict[str, Any]:
     """What the lines of an output follow from."""
-    weights = [*Path(options.model).glob("*.safetensors"), *Path(options.model).glob("onnx/*")]  # none of a Hub id
+    # A Hub id has none here.
+    weights = [*Path(options.model).glob("*.safetensors"), *Path(options.model).glob("onnx/*")]
     read = [Path(options.text), *sorted(weights)]
     stamps = [(str(path.resolve()), *stamp(path)) for path in read if path.is_file()]
     names = ("model", "text", "column", "alignments", "dtype", "precision", "runtime")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig, PreTrainedModel
 
-# as in reluformers.images.scoring
+# Imported from its module, see reluformers.images.scoring.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.conversion.sources import SOURCES
@@ -63,7 +63,7 @@ def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
     source = SOURCES["marian" if is_translation else "vit"]
     names = (*source.copied, "decoder_vocab_size", "patch_size", *(f"alignment_{name}" for name in _ALIGNMENT))
     fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    if is_translation:  # Marian's forces token 0 at the end of a longest answer, which ours does not
+    if is_translation:  # Marian's configuration would force token 0 at the end of a longest answer; ours does not.
         fields["forced_eos_token_id"] = None
     return source.config_class(**fields, architectures=[source.architecture])
 

@@ -24,12 +24,12 @@ from reluformers.tasks import Task, task_of_model_type
 
 from .exporters import EXPORTERS, Exporter, differing_rows, stock_config
 
-# of an Inference Endpoint
+# An Inference Endpoint runs this file and installs these packages.
 SERVED = {
     "handler.py": "from reluformers.export.endpoint import *  # EndpointHandler and its bounds\n",
     "requirements.txt": "reluformers[onnx,train]\n",
 }
-TOLERANCE = 1e-3  # of logits in float32, in shares of the largest; differences are near 1e-6
+TOLERANCE = 1e-3  # Logits in float32 may differ by this share of the largest; they differ by about 1e-6.
 
 
 def export_onnx(
@@ -62,7 +62,7 @@ def export_onnx(
     task = task_of_model_type(load_config(model).model_type)
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
-    rows = scorer.load() if data else None  # before the graphs, which take long
+    rows = scorer.load() if data else None  # Load rows first, as graphs take long.
     source = load_model(task.auto_class, model, dtype=torch.float32, attn_implementation="eager")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
     with atomic_directory(folder, model, overwrite=overwrite) as unfinished:
@@ -81,7 +81,8 @@ def export_onnx(
             **_write_graphs(graphs, unfinished / FOLDER),
             "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
         }
-        files, compared = record.pop("files"), _compare(task, exporter, source, unfinished, ordered)
+        files = record.pop("files")
+        compared = _compare(task, exporter, source, unfinished, ordered)
         answers = _answers(scorer, exporter, unfinished, ordered) if scorer else {}
         record |= {"data": rows and _about_rows(rows), "pytorch": answers.get("pytorch")}
         record["precisions"] = {name: {"files": files[name], **compared[name]} for name in ordered}
@@ -130,13 +131,15 @@ def _compare(
     task: Task, exporter: Exporter, source: PreTrainedModel, folder: Path, precisions: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Compare logits and answers on the task's example inputs, which are drawn."""
-    inputs, results = task.example_inputs(source.config), {}
-    wanted, tokens = source(**inputs).logits, exporter.tokens(source, inputs)
-    scale = float(wanted.abs().max()) or 1.0  # a classifier that was never trained gives nothing but 0
+    inputs = task.example_inputs(source.config)
+    results = {}
+    wanted = source(**inputs).logits
+    tokens = exporter.tokens(source, inputs)
+    scale = float(wanted.abs().max()) or 1.0  # A classifier that was never trained gives nothing but 0.
     for precision in precisions:
         runner = exporter.runner.from_folder(folder, precision)
         error = float((runner(**inputs).logits - wanted).abs().max()) / scale
-        if not error <= (TOLERANCE if precision == "fp32" else 1):  # a NaN is not
+        if not error <= (TOLERANCE if precision == "fp32" else 1):  # A NaN fails this comparison.
             raise ValueError(
                 f"the graphs of {precision} give other logits than the model: they differ by {error:.1e} of the "
                 "largest"

@@ -24,7 +24,7 @@ SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
 _SETTINGS = ("preprocessor_config.json", "generation_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-# of an exported folder, what the page reads beside graphs and images; nothing else becomes public
+# Beside graphs and images the page reads these files; no others of the folder become public.
 _READ = ("config.json", *_SETTINGS, *_TOKENIZER, *(f"target_tokenizer/{name}" for name in _TOKENIZER))
 _PLAIN_NAME = re.compile(r"\w[\w .,()+=@-]*")
 
@@ -137,8 +137,10 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         if not (exported / EXPORT_RECORD).is_file():
             exported = Path(temporary, "onnx")
             export_onnx(model, exported, precisions=[precision], attentions=True)
-        record = read_json(exported / EXPORT_RECORD)  # anybody may have written it
-        exporter, name, about = EXPORTERS[record["task"]], record["model"], record["about"]
+        record = read_json(exported / EXPORT_RECORD)  # Anybody may have written it.
+        exporter = EXPORTERS[record["task"]]
+        name = record["model"]
+        about = record["about"]
         examples = about["examples"] if exporter.has_image_examples else []
         if not record["attentions"] or not all(map(_PLAIN_NAME.fullmatch, (name, *examples))):
             raise ValueError(f"{model}: has no attentions, or files of other names than letters: {name}, {examples}")
@@ -194,7 +196,7 @@ def _bundle(packages: Path | None, folder: Path) -> None:
             packages = Path(temporary, "node_modules")
             wanted = sorted({f"{pinned.package}@{pinned.version}" for pinned in RUNTIME.values()})
             command = ["npm", "install", "--silent", "--ignore-scripts", "--no-save", "--prefix", temporary, *wanted]
-            subprocess.run(command, check=False)  # it says itself what is wrong
+            subprocess.run(command, check=False)  # The program says what is wrong.
         for pinned in RUNTIME.values():
             path = packages / pinned.package / pinned.path
             if integrity_of(path.read_bytes()) != pinned.integrity:

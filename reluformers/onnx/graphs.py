@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-IR_VERSION = 10  # what onnxruntime has read since 1.18
+IR_VERSION = 10  # onnxruntime reads it since 1.18.
 
 
 class _Unnamed(nn.Module):
@@ -22,7 +22,9 @@ class _Unnamed(nn.Module):
 
     def __init__(self, module: nn.Module, compute: Callable, names: Sequence[str]):
         super().__init__()
-        self.module, self.compute, self.names = module, compute, names
+        self.module = module
+        self.compute = compute
+        self.names = names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.compute(dict(zip(self.names, inputs, strict=True))).values())
@@ -55,7 +57,8 @@ def export_graph(
         )
         model = _folded(program.model)
     del model.graph.value_info[:]
-    model.producer_name, model.producer_version = "reluformers", ""
+    model.producer_name = "reluformers"
+    model.producer_version = ""
     model.ir_version = min(model.ir_version, IR_VERSION)
     return model
 
@@ -64,7 +67,9 @@ def export_graph(
 def quiet() -> Iterator[None]:
     """Keep to itself what exporters and quantizers say below errors, and how they set up the root logger."""
     root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    handlers = list(root.handlers)
+    level = root.level
+    disabled = root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -104,6 +109,13 @@ def operators(model: ModelProto) -> set[str]:
     return {f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes}
 
 
+def _make_state(name: str, source: str | None) -> NodeProto:
+    """Make a state that is not given: an output of the first graph, or none of its time steps."""
+    if source is None:
+        return helper.make_node("Slice", [name, "none/start", "none/start", "none/axis"], [f"made/{name}"])
+    return _copy_node(f"first/{source}", f"made/{name}")
+
+
 def merge_branches(
     body: ModelProto, first: ModelProto, switch: str, kept: Mapping[str, str | None], passed: Mapping[str, str]
 ) -> ModelProto:
@@ -120,16 +132,12 @@ def merge_branches(
     Returns:
         The merged graph, whose inputs are those of `body` and the switch.
     """
-    body, first = copy.deepcopy(body), onnx.compose.add_prefix(first, "first/", rename_inputs=False)
+    body = copy.deepcopy(body)
+    first = onnx.compose.add_prefix(first, "first/", rename_inputs=False)
     inputs = {value.name: value for value in body.graph.input}
     chosen = {name: f"chosen/{name}" for name in kept}
     given = [_copy_node(name, f"given/{name}") for name in kept]
-    made = list(first.graph.node)
-    for name, source in kept.items():
-        if source is None:
-            made.append(helper.make_node("Slice", [name, "none/start", "none/start", "none/axis"], [f"made/{name}"]))
-        else:
-            made.append(_copy_node(f"first/{source}", f"made/{name}"))
+    made = [*first.graph.node, *(_make_state(name, source) for name, source in kept.items())]
     branches = {}
     for key, title, nodes in (("then_branch", "given", given), ("else_branch", "made", made)):
         types = {f"{title}/{name}": inputs[name].type.tensor_type.elem_type for name in kept}

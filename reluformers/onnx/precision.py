@@ -14,7 +14,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from .graphs import quiet
 
-BLOCK_SIZE = 32  # weights that share a scale in 4 bits
+BLOCK_SIZE = 32  # In 4 bits, so many weights share a scale.
 # Without VNNI a CPU adds two products of bytes in 16 bits: 2 · 255 · 64 fits there. That is `reduce_range`.
 LARGEST_WEIGHT = 64
 
@@ -32,11 +32,11 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
         return model
     if precision == "fp16":
         converted = onnx_ir.from_proto(convert_float_to_float16(copy.deepcopy(model), keep_io_types=True))
-        converted.graph.sort()  # its casts come last
+        converted.graph.sort()  # The converter puts its casts last, behind the nodes that read them.
         return onnx_ir.to_proto(converted)
     model = _with_transposed_weights(model)
     if precision == "q4":
-        with quiet():  # this import sets up the root logger
+        with quiet():  # This import sets up the root logger.
             from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
             quantizer = MatMulNBitsQuantizer(model, block_size=BLOCK_SIZE, is_symmetric=True)
@@ -49,7 +49,8 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
 
 def _quantize_weights(model: ModelProto, operator: str, reduce_range: bool = False) -> ModelProto:
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
+        source = Path(folder, "float.onnx")
+        target = Path(folder, "int8.onnx")
         onnx.save(model, source)
         with quiet():
             quantize_dynamic(
@@ -69,7 +70,8 @@ def _spread_rows(model: ModelProto) -> None:
 
     x·W = r·(y·W) + l·Σ_j W_j with l = min x, r = max x − l and y = (x − l)/r, so that no row hangs on the others.
     """
-    graph, made = model.graph, {}
+    graph = model.graph
+    made = {}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     graph.initializer.append(numpy_helper.from_array(np.array([-1]), "rows.axis"))
     graph.initializer.append(numpy_helper.from_array(np.array(1e-30, dtype=np.float32), "rows.least"))
@@ -78,7 +80,8 @@ def _spread_rows(model: ModelProto) -> None:
         if node.op_type != "MatMul" or node.input[1] not in weights:
             nodes.append(node)
             continue
-        (x, weight), (output,) = node.input, node.output
+        x, weight = node.input
+        (output,) = node.output
         names = ("low", "high", "width", "span", "shifted", "spread")
         low, high, width, span, shifted, spread = (f"{x}.rows.{name}" for name in names)
         if x not in made:

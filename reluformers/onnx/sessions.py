@@ -47,7 +47,7 @@ class OnnxModel(PreTrainedModel):
     """A model without weights of its own, for what takes a `PreTrainedModel`; made of a configuration and sessions."""
 
     config_class = PreTrainedConfig
-    # in the order in which they run
+    # In the order in which the graphs run.
     graph_names: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

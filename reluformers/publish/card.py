@@ -29,7 +29,7 @@ from .markdown import Markup, code, escape, paragraph, row
 
 CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
-# of the template: who has this sentence was written here, perhaps for another repository
+# This sentence of the template marks a card of this library, perhaps of another repository.
 MARK = "The code of the model lies in this repository, so that "
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
@@ -100,8 +100,8 @@ def write_card(
         ValueError: there is a card already, or the baseline was scored in another way.
     """
     given = CardOptions(**options)
-    place = Path(output or folder)
-    path = place / CARD_FILE
+    output_dir = Path(output or folder)
+    path = output_dir / CARD_FILE
     if path.exists() and not overwrite:
         raise ValueError(f"{path}: is there already; keep it, or give --overwrite")
     run = read_finished_run(folder, given.evaluation)
@@ -110,13 +110,13 @@ def write_card(
     licence = given.licence or known_licence(folder)
     base_model = given.base_model or known_base_model(folder, repo_id)
     scores = _result_table(run, repo_id.rpartition("/")[2], given.baseline)
-    place.mkdir(parents=True, exist_ok=True)
-    shown = run.task.card.answer_examples(folder, given.examples, place)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    shown = run.task.card.answer_examples(folder, given.examples, output_dir)
     if not shown and given.held_out:
-        shown = run.task.card.held_out_examples(folder, run, place)
+        shown = run.task.card.held_out_examples(folder, run, output_dir)
     context = {
         **_known(run, dataset, given.data_name),
-        **_pictures(Path(folder), run, place),
+        **_pictures(Path(folder), run, output_dir),
         "given": given,
         "metadata": card_data(run, repo_id, licence, dataset, shown, base_model).to_yaml(),
         "name": repo_id.rpartition("/")[2],
@@ -126,19 +126,19 @@ def write_card(
         "examples": shown,
         "base_model": base_model,
         "table": scores,
-        "statistics": _statistics(run, place),
+        "statistics": _statistics(run, output_dir),
     }
     template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
     write_text(path, str(ModelCard(_render(template, run.task.card_template, context), ignore_metadata_errors=True)))
     return path
 
 
-def _statistics(run: FinishedRun, place: Path) -> dict[str, Any] | None:
+def _statistics(run: FinishedRun, output_dir: Path) -> dict[str, Any] | None:
     """The attention on the scored split, for the template; its figure is drawn."""
     report = run.evaluation and run.evaluation.attention
     if report is None:
         return None
-    plot_attention_report(report, place / ATTENTION_PICTURE)
+    plot_attention_report(report, output_dir / ATTENTION_PICTURE)
     statistics = {name: report.sites[site].overall for site, name in SITE_NAMES.items() if site in report.sites}
     if len(statistics) > 1:
         statistics["all"] = report.overall
@@ -172,12 +172,12 @@ def _cells(evaluation: Evaluation) -> dict[str, str]:
 
 def _signatures(evaluation: Evaluation) -> Markup | None:
     """The signatures of sacreBLEU in a line; None where there are none."""
-    # their parts are joined by strokes, which mean nothing outside of tables
-    found = [
+    # Strokes join their parts; outside of tables these need no escapes.
+    signatures = [
         f"{title} {code(str(signature).replace('|', ' ')).replace(' ', '|')}"
         for title, signature in evaluation.signatures().items()
     ]
-    return Markup(", ".join(found) + " (sacreBLEU).") if found else None
+    return Markup(", ".join(signatures) + " (sacreBLEU).") if signatures else None
 
 
 def card_data(
@@ -191,7 +191,8 @@ def card_data(
     """Metadata of a card, with the results in its `model-index`."""
     results = _eval_results(run, dataset)
     codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in run.languages}
-    codes = {code: base for code, base in codes.items() if re.fullmatch(r"[a-z]{2,3}", base)}  # others name columns
+    # Other codes are names of columns.
+    codes = {code: base for code, base in codes.items() if re.fullmatch(r"[a-z]{2,3}", base)}
     return ModelCardData(
         language=list(dict.fromkeys(codes.values())) or None,
         language_bcp47=[code for code, base in codes.items() if code != base] or None,
@@ -210,7 +211,8 @@ def card_data(
 
 
 def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult]:
-    measured, data = run.evaluation, _scored_data(run, dataset)
+    measured = run.evaluation
+    data = _scored_data(run, dataset)
     if measured is None or data is None:
         return []
     scores = ((metric, measured.scores.get(name)) for name, metric in METRICS.items() if metric.hub_type)
@@ -239,7 +241,10 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
 
 def _known(run: FinishedRun, dataset: str | None, data_name: str | None) -> dict[str, Any]:
     """What the template says of a run, as far as its folder knows it."""
-    config, card, data, measured = run.config, run.task.card, run.section("data"), run.evaluation
+    config = run.config
+    card = run.task.card
+    data = run.section("data")
+    measured = run.evaluation
     attentions = _attentions(config)
     epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
     return {
@@ -258,7 +263,7 @@ def _known(run: FinishedRun, dataset: str | None, data_name: str | None) -> dict
         "dataset_link": Markup(f"[{dataset}](https://huggingface.co/datasets/{dataset})"),
         "trained_on": dataset or data_name or source_name(data.get("path")) or source_name(data.get("train")),
         "train_name": source_name(data.get("train") or ("train" if data.get("path") else None)),
-        "epochs": None if data.get("streaming") else epochs,  # the log of a stream counts whole passes alone
+        "epochs": None if data.get("streaming") else epochs,  # The log of a stream counts whole passes alone.
         "shape": card.describe_shape(config, run.recipe) if run.recipe else {},
         **card.template_values(config, run.languages),
     }
@@ -268,39 +273,40 @@ def _or_none(values: dict[str, Any]) -> dict[str, Any]:
     return defaultdict(lambda: None, values)
 
 
-def _pictures(folder: Path, run: FinishedRun, place: Path) -> dict[str, Any]:
+def _pictures(folder: Path, run: FinishedRun, output_dir: Path) -> dict[str, Any]:
     """Draw the curves of the log, and bring what the run drew of a classifier; which of them there are."""
     try:
-        plot_training_curves(run.log, place / CURVES_FILE)
+        plot_training_curves(run.log, output_dir / CURVES_FILE)
         has_curves = True
-    except ValueError:  # the log has nothing to draw
+    except ValueError:  # The log has nothing to draw.
         has_curves = False
     matrix = folder / CONFUSION_FILE
-    if matrix.is_file() and folder.resolve() != place.resolve():
-        shutil.copyfile(matrix, place / CONFUSION_FILE)
+    if matrix.is_file() and folder.resolve() != output_dir.resolve():
+        shutil.copyfile(matrix, output_dir / CONFUSION_FILE)
     return {"curves": has_curves, "run_pictures": [CONFUSION_FILE] if matrix.is_file() else []}
 
 
 def known_base_model(folder: str | Path, repo_id: str) -> str | None:
     """The Hub id that a folder's README.md, results.json or config.json names as its base, not its own; else None."""
-    found = []
+    base_models = []
     for known in (card_metadata(str(folder)), read_results(folder).get("start") or {}):
         base = known.get("base_model")
-        found += [*base] if isinstance(base, list) else [base]
-    found.append(read_json(Path(folder, "config.json")).get("_name_or_path"))
-    return next((name for name in found if is_hub_id(name) and name != repo_id), None)
+        base_models += [*base] if isinstance(base, list) else [base]
+    base_models.append(read_json(Path(folder, "config.json")).get("_name_or_path"))
+    return next((name for name in base_models if is_hub_id(name) and name != repo_id), None)
 
 
 def known_licence(folder: str | Path) -> str:
     """The licence in a folder's README.md, or of what it started from; that of this library where there is none."""
     start = read_results(folder).get("start") or {}
-    found = card_metadata(str(folder)).get("license") or start.get("license") or []
-    licences = found if isinstance(found, list) else [found]
+    known = card_metadata(str(folder)).get("license") or start.get("license") or []
+    licences = known if isinstance(known, list) else [known]
     if len(licences) > 1:
         raise ValueError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
     if licences:
         return str(licences[0])
-    return "unknown" if start else "apache-2.0"  # weights of somebody else, who did not say, and our own
+    # Somebody else's weights keep their unknown licence; those trained here get ours.
+    return "unknown" if start else "apache-2.0"
 
 
 def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -326,7 +332,7 @@ def _render(template: str, blocks: str, context: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
-        finalize=escape,  # whatever is not marked as safe
+        finalize=escape,  # It escapes whatever is not marked as safe.
     )
     quote = lambda text: Markup(json.dumps(str(text), ensure_ascii=False))  # noqa: E731 (as Python code spells a text)
     environment.filters |= {"code": code, "paragraph": paragraph, "row": row, "python": quote}

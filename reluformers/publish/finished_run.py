@@ -58,7 +58,8 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     config = load_config(folder)
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
-    recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
+    recipe = read_recipe(folder / RECIPE_FILE)
+    results = read_results(folder)
     if evaluation is not None:
         scored = Evaluation.load(evaluation)
     else:

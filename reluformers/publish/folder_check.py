@@ -18,7 +18,7 @@ from .finished_run import read_results
 from .release import CHECK_FILE, read_config
 
 LOGIT_TOLERANCE = 1e-5
-# of a summary of logits, in parts of their spread: other CPUs add up in another order
+# A summary of logits may differ by this share of their spread, as other CPUs add up in another order.
 SUMMARY_TOLERANCE = 1e-3
 CHECK_VERSION = 1
 NUM_STORED = 4
@@ -61,7 +61,7 @@ def check_folder(folder: Path, renew: bool = False) -> FolderCheck:
         inputs["texts"] = torch.tensor(list(json.dumps(texts).encode()), dtype=torch.uint8)
     answer = answer_in_clean_process("compare", folder, save(inputs))
     differences = find_differences(stored, answer["answers"]) if stored else []
-    if not answer["difference"] <= LOGIT_TOLERANCE:  # also where it is not a number
+    if not answer["difference"] <= LOGIT_TOLERANCE:  # `not <=` also refuses a NaN.
         fault = f"the code in it computes other logits than reluformers, by {answer['difference']:.1e}"
     elif fault := answer["generation_fault"]:
         fault = f"transformers {transformers.__version__} does not fit the code in it: {fault}"
@@ -97,7 +97,8 @@ def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]
     differences = []
     for number, (before, now) in enumerate(zip(stored, answers, strict=True), start=1):
         for name in sorted(before.keys() | now.keys()):
-            first, second = before.get(name), now.get(name)
+            first = before.get(name)
+            second = now.get(name)
             is_same = first == second
             if name == "logits":
                 tolerance = SUMMARY_TOLERANCE * max(first["std"], 1e-6)

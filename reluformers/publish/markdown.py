@@ -6,12 +6,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-# white space of all kinds, line breaks above all, and what no font shows
+# White space of all kinds, line breaks and control characters become a blank.
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
-# an underscore within a word means nothing
+# An underscore within a word needs no escape.
 _SPECIAL = re.compile(r"[\\`*~\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-# what makes a line a heading, a list, a quotation or a rule
+# These begin a heading, a list, a quotation or a rule.
 _BEGINNING = re.compile(r"^ *(?:([#>+=-])|(\d+)(?=[.)](?: |$)))")
 
 
@@ -26,7 +26,7 @@ def escape(value: Any) -> Markup:
 def paragraph(value: Any) -> Markup:
     """Text as Markdown that stands at the beginning of a line."""
     return Markup(
-        _BEGINNING.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\", escape(value).strip())
+        _BEGINNING.sub(lambda match: f"\\{match[1]}" if match[1] else f"{match[2]}\\", escape(value).strip())
     )
 
 

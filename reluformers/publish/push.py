@@ -21,7 +21,8 @@ from .finished_run import read_results
 from .folder_check import check_folder, write_answers
 from .release import REMOVED, read_saved_model, refuse_foreign_code, refuse_tokens, stage_files
 
-_LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")  # by an example of a card
+# It finds models that a card's examples load.
+_LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")
 _PINNED = re.compile(r"""revision=["']([^"']+)["']""")
 _IN_NEW_REPOSITORIES = {".gitattributes", "README.md", "LICENSE"}
 
@@ -96,9 +97,14 @@ def push_to_hub(
         if any(stamp(path) != before for path, before in stamps.items()):
             raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
         is_new = hub.release(staging, name, private, report, confirm)
-        licence = ModelCard.load(card, ignore_metadata_errors=True).data.get("license") or "unknown"
-    licence = licence[0] if isinstance(licence, list) else licence
+        licence = _licence(card)
     return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, licence, is_new, hub.private)
+
+
+def _licence(card: Path) -> str:
+    """The licence in a card's metadata, the first of several."""
+    licence = ModelCard.load(card, ignore_metadata_errors=True).data.get("license") or "unknown"
+    return licence[0] if isinstance(licence, list) else licence
 
 
 def repository_info(api: HfApi, repo_id: str, repo_type: str = "model") -> Any:
@@ -113,9 +119,11 @@ class _Repository:
     """State of a model's repository before a release, and the changes that this makes to it."""
 
     def __init__(self, api: HfApi, repo_id: str, private: bool, model_type: str):
-        self.api, self.repo_id = api, repo_id
+        self.api = api
+        self.repo_id = repo_id
         info = repository_info(api, repo_id)
-        self.exists, self.head = info is not None, info and info.sha
+        self.exists = info is not None
+        self.head = info and info.sha
         self.private = info.private if info else private
         self.files = {file.rfilename: file for file in info.siblings} if info else {}
         refs = api.list_repo_refs(repo_id).tags if info else []

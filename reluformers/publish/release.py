@@ -27,13 +27,13 @@ from .card import CARD_FILE
 
 CHECK_FILE = "check.json"
 PICTURES = (".png", ".jpg", ".jpeg")
-# what a run writes about itself: paths in it become names
+# A run writes these about itself; paths in them become names.
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
-# in records, what names no path and is said word by word
+# Values of these keys are no paths and stay as they are.
 _VERBATIM = ("examples", "classes")
 _SHARDS = "model-*-of-*.safetensors"
 _TOKENIZERS = (*TOKENIZER_FILES, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES))
-# beside code and pictures, all that a release may hold
+# Beside code and pictures, a release holds these files alone.
 _ALLOWED = (
     "config.json",
     "generation_config.json",
@@ -45,7 +45,7 @@ _ALLOWED = (
     CHECK_FILE,
     CARD_FILE,
 )
-# a release removes these of the one before it, which may have a notebook; other files of a repository are its owner's
+# A release removes these files of the one before, which may have a notebook. All other files are the owner's.
 REMOVED = (WEIGHTS, INDEX, _SHARDS, *_TOKENIZERS, *RECORDS, CHECK_FILE, "notebook.ipynb", *payload_names())
 _TRAINERS_MARKS = (
     "\n- generated_from_trainer\n",
@@ -64,7 +64,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if is_run or (folder / UNFINISHED_MODEL).is_dir():
         raise ValueError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
     config = read_json(folder / "config.json")
-    task_of_model_type(config.get("model_type"))  # which is to be one of ours
+    task_of_model_type(config.get("model_type"))  # It refuses models that are not of this library.
     return config
 
 
@@ -95,7 +95,7 @@ def read_saved_model(folder: Path) -> SavedModel:
     card = (folder / CARD_FILE).read_text(encoding="utf-8") if CARD_FILE in names else ""
     if any(mark in card for mark in _TRAINERS_MARKS):
         names.remove(CARD_FILE)
-    else:  # the pictures that it shows, in its text or as an example of the widget
+    else:  # The card shows these pictures, in its text or as examples of the widget.
         names |= {path.name for path in folder.iterdir() if path.suffix.lower() in PICTURES and path.name in card}
     code = {*code_of(config_class_of(config["model_type"])), *_named_code(folder, config)}
     return SavedModel(folder, config, sorted(names | code))
@@ -135,7 +135,7 @@ def stage_files(saved: SavedModel, staging: Path, held_out: bool = True) -> Save
         if source.suffix == ".safetensors":
             try:
                 target.symlink_to(source.resolve(strict=True))
-            except OSError:  # Windows lets few users make links
+            except OSError:  # Windows lets few users make links.
                 shutil.copyfile(source, target)
         elif name in RECORDS:
             _copy_record(source, target)
@@ -151,7 +151,7 @@ def _leave_out_examples(results: Path, answers: Path) -> None:
     content = read_json(results) if results.is_file() else {}
     if content.pop("examples", None) is not None:
         write_json(results, content)
-        answers.unlink(missing_ok=True)  # others are written in its place
+        answers.unlink(missing_ok=True)  # `push` writes new answers.
 
 
 def _copy_record(source: Path, target: Path) -> None:
@@ -168,7 +168,7 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(part) for part in value]
     is_path = isinstance(value, str) and re.search(r"[\\/]", value) and "\n" not in value
-    # a relative path with spaces may be a sentence with a slash in it
+    # A relative path with spaces may be a sentence with a slash in it, so it stays.
     if not is_path or is_hub_id(value) or re.match(r"(?!file:)\w+://", value) or re.match(r"[^/.~\\:]*\s", value):
         return value
     return re.split(r"[\\/]", value.rstrip("\\/"))[-1]

@@ -29,7 +29,8 @@ def push_space(
     Raises:
         ValueError: the Space is somebody's own.
     """
-    api, name = api or HfApi(), f"{model_id}-demo"
+    api = api or HfApi()
+    name = f"{model_id}-demo"
     space = {"repo_id": name, "repo_type": "space"}
     info = repository_info(api, **space)
     if info and not _is_ours(info):

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from reluformers import configuration, modeling
 from reluformers.files import write_text
 
-# module → its file
+# Each module by its name, with its file.
 _PATHS = {
     path.stem: path
     for package in (configuration, modeling)
@@ -25,10 +25,10 @@ _PATHS = {
     if path.stem != "__init__"
 }
 _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w+)( import )", re.MULTILINE)
-# has a file of its own in every folder: it is what a stranger wants to read, and where transformers sees such a class
-# beside a model, it lets nobody change the backend
+# The attention has a file of its own in every folder, as strangers want to read it. In the file of a model it would
+# also keep transformers from changing the backend.
 _ATTENTION = "attention"
-# what serves a model is one file: loading a model fetches all of its files, and three requests go for each
+# What serves a model is one file, because loading a model takes three requests for each file.
 _JOINED = dict.fromkeys(("pipeline_translation", "handler_translation", "handler_images"), "handler")
 _LINE_LENGTH = 119
 
@@ -50,11 +50,11 @@ def payload_files(modules: list[str]) -> dict[str, str]:
     pending = [*modules]
     while pending:
         head = pending.pop(0)
-        found = _imported_first(head) if head not in files else {}
-        if _ATTENTION in found and _ATTENTION not in files and head != _ATTENTION:
+        imported = _imported_first(head) if head not in files else {}
+        if _ATTENTION in imported and _ATTENTION not in files and head != _ATTENTION:
             pending = [_ATTENTION, head, *pending]
             continue
-        new = [module for name, module in found.items() if name not in files]
+        new = [module for name, module in imported.items() if name not in files]
         files |= {module.name: file_of(head) for module in new}
         pending += [name for module in new for name in module.late_imports]
         parts.setdefault(file_of(head), []).extend(new)
@@ -91,7 +91,8 @@ class _Module:
     """A module's text, and its imports at the top level apart from it."""
 
     def __init__(self, name: str):
-        self.name, path = name, _PATHS[name]
+        self.name = name
+        path = _PATHS[name]
         self.origin = f"{path.parent.name}/{path.name}"
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -116,15 +117,15 @@ def _read_module(name: str) -> _Module:
     return _Module(name)
 
 
-def _imported_first(head: str, found: dict[str, _Module] | None = None) -> dict[str, _Module]:
+def _imported_first(head: str, imported: dict[str, _Module] | None = None) -> dict[str, _Module]:
     """A module after all that it imports at once, by name."""
-    found = {} if found is None else found
+    imported = {} if imported is None else imported
     module = _read_module(head)
     for name in module.early_imports:
-        if name not in found:
-            _imported_first(name, found)
-    found[head] = module
-    return found
+        if name not in imported:
+            _imported_first(name, imported)
+    imported[head] = module
+    return imported
 
 
 def _put_together(modules: list[_Module], files: dict[str, str]) -> str:
@@ -144,7 +145,8 @@ def _put_together(modules: list[_Module], files: dict[str, str]) -> str:
 
 def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
     """Imports of all modules but those from each other, in the usual order."""
-    plain, named = set(), {}
+    plain = set()
+    named = {}
     for module in modules:
         for node in module.imports:
             names = {ast.unparse(alias) for alias in node.names}
@@ -161,7 +163,7 @@ def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
     for name in sorted(plain):
         groups[_import_group(name)].append(f"import {name}")
     for source in sorted(named):
-        # constants, classes, functions; new names on lines of their own
+        # Constants come before classes and functions, as ruff sorts them.
         names = sorted(named[source], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
         renamed = [name for name in names if " as " in name]
         names = [name for name in names if name not in renamed]
@@ -177,4 +179,6 @@ def _import_group(source: str) -> int:
     if source.startswith("."):
         return 3
     root = source.partition(".")[0]
-    return 0 if root == "__future__" else 1 if root in sys.stdlib_module_names else 2
+    if root == "__future__":
+        return 0
+    return 1 if root in sys.stdlib_module_names else 2

@@ -73,10 +73,10 @@ def _opened_by(auto: type) -> type[ExchangedModel]:
     """What an auto class opens: an exchanged model of a class that it has for such a configuration, and no other."""
 
     def check(config: PreTrainedConfig) -> None:
-        if config.model_type == ExchangedConfig.model_type and auto.__name__ not in (found := _openers(config)):
+        if config.model_type == ExchangedConfig.model_type and auto.__name__ not in (openers := _openers(config)):
             raise ValueError(
                 f"{auto.__name__} does not open an exchanged {config.base_class}: "
-                f"take {' or '.join(found) or ExchangedModel.__name__}"
+                f"take {' or '.join(openers) or ExchangedModel.__name__}"
             )
 
     class Opened(ExchangedModel):
@@ -95,24 +95,24 @@ def _opened_by(auto: type) -> type[ExchangedModel]:
 
 
 def _openers(config: ExchangedConfig) -> list[str]:
-    found = exchanged_auto_map(_class_of(config), type(config.base_config()))
-    return [name for name in found if name != "AutoConfig"]
+    entries = exchanged_auto_map(_class_of(config), type(config.base_config()))
+    return [name for name in entries if name != "AutoConfig"]
 
 
 def _auto_classes() -> list[type]:
-    classes = [found for found in vars(modeling_auto).values() if isinstance(found, type)]
+    classes = [value for value in vars(modeling_auto).values() if isinstance(value, type)]
     return [auto for auto in classes if getattr(auto, "_model_mapping", None) is not None]
 
 
 def exchanged_auto_map(model_class: type[PreTrainedModel], config_class: type) -> dict[str, str]:
     """Auto class → "file.Class", of the auto classes of transformers that open a model of this class."""
-    found = {"AutoConfig": f"configuration_exchanged.{ExchangedConfig.__name__}"}
+    entries = {"AutoConfig": f"configuration_exchanged.{ExchangedConfig.__name__}"}
     for auto in _auto_classes():
         if config_class in auto._model_mapping:
             classes = auto._model_mapping[config_class]
             if auto is AutoModel or model_class in (classes if isinstance(classes, tuple) else (classes,)):
-                found[auto.__name__] = f"modeling_exchanged.{_class_for(auto).__name__}"
-    return found
+                entries[auto.__name__] = f"modeling_exchanged.{_class_for(auto).__name__}"
+    return entries
 
 
 def _class_for(auto: type) -> type[ExchangedModel]:

@@ -37,13 +37,15 @@ class Batcher:
     """
 
     def __init__(self, handler: Callable[[Any], list[Any]], batch_size: int):
-        self.handler, self.batch_size = handler, batch_size
+        self.handler = handler
+        self.batch_size = batch_size
         self.waiting: deque[Waiting] = deque()
         self.has_come = asyncio.Event()
 
     async def answer(self, data: Any, is_gone: Callable[[], Awaitable[bool]]) -> Any:
         """Wait for the answer to one request, or raise what the handler raises for it."""
-        inputs, key = [], ""
+        inputs = []
+        key = ""
         if isinstance(data, dict) and {"inputs"} <= data.keys() <= {"inputs", "parameters"}:
             inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
             key = json.dumps({} if data.get("parameters") is None else data["parameters"], sort_keys=True)
@@ -63,12 +65,12 @@ class Batcher:
                     if not await one.is_gone():
                         batch.append(one)
                     elif not one.answer.done():
-                        one.answer.set_result(None)  # its request must end, too
+                        one.answer.set_result(None)  # Its request must end, too.
                 if not self.waiting:
                     self.has_come.clear()
                 answers = await loop.run_in_executor(thread, self._compute, batch)
                 for one, answer in zip(batch, answers, strict=True):
-                    if one.answer.done():  # cancelled
+                    if one.answer.done():  # Its request was cancelled.
                         continue
                     if isinstance(answer, Exception):
                         one.answer.set_exception(answer)
@@ -78,7 +80,8 @@ class Batcher:
     def _take(self) -> list[Waiting]:
         """The oldest request, and those that are computed with it."""
         first = self.waiting.popleft()
-        batch, number = [first], len(first.inputs)
+        batch = [first]
+        number = len(first.inputs)
         for one in self.waiting if first.inputs else ():
             if one.inputs and one.key == first.key and number + len(one.inputs) <= self.batch_size:
                 batch.append(one)
@@ -95,12 +98,12 @@ class Batcher:
                 answers = iter(self.handler({"inputs": joined, "parameters": json.loads(batch[0].key)}))
                 return [self._share(one, answers) for one in batch]
             except Exception:
-                pass  # whose it is is found below
+                pass  # Each request is computed alone below, which shows whose fault it is.
         return [self._attempt(one.data) for one in batch]
 
     def _share(self, one: Waiting, answers: Any) -> Any:
         own = [next(answers) for _ in one.inputs]
-        # as the handler has it: an image alone has a list of classes, a text alone a list of one translation
+        # As from the handler, an image alone gets a list of classes, a text alone a list of one translation.
         return own if isinstance(one.data["inputs"], list) or self.handler.task == "translation" else own[0]
 
     def _attempt(self, data: Any) -> Any:

@@ -25,12 +25,12 @@ from .batching import Batcher
 logger = logging.getLogger(__name__)
 
 HANDLER = "handler.py"
-MAX_REQUESTS = 64  # that are read, wait or are computed; more are asked to come again
-MAX_BODY_BYTES = 16 * 2**20  # the largest image of the handler in base64, with its frame
-BODY_SECONDS = 30  # for a body to arrive
-HEADER_SECONDS = 10  # for a header to arrive, and as long again at most
-MAX_CONNECTIONS = 128  # more are not taken: each is an open file
-DRAIN_SECONDS = 60  # after SIGTERM, for requests that are there
+MAX_REQUESTS = 64  # So many may be read, wait or be computed; more get status 503.
+MAX_BODY_BYTES = 16 * 2**20  # The handler's largest image takes so much in base64.
+BODY_SECONDS = 30  # A body must arrive in this time.
+HEADER_SECONDS = 10  # A header must arrive in this time, or at most in twice as long.
+MAX_CONNECTIONS = 128  # Each connection is an open file, so more are not taken.
+DRAIN_SECONDS = 60  # After SIGTERM, accepted requests have this time.
 
 
 def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
@@ -61,7 +61,8 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
         module, handler: as `load_handler` gives them.
         title: of the OpenAPI page.
     """
-    batcher, requests = Batcher(handler, module.BATCH_SIZE), set()
+    batcher = Batcher(handler, module.BATCH_SIZE)
+    requests = set()
 
     @contextlib.asynccontextmanager
     async def computing(server: FastAPI) -> AsyncIterator[None]:
@@ -89,8 +90,8 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
             data = await read_request(request, handler.task)
             answer = await batcher.answer(data, request.is_disconnected)
         except ClientDisconnect:
-            return JSONResponse(None)  # nobody reads it
-        except (ValueError, RecursionError) as error:  # the latter of brackets without end
+            return JSONResponse(None)  # Nobody reads it.
+        except (ValueError, RecursionError) as error:  # Endless brackets are a RecursionError.
             return _fault(400, error)
         except RuntimeError as error:
             return _fault(500, error)
@@ -98,7 +99,7 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
             requests.remove(request)
         try:
             return JSONResponse(answer)
-        except ValueError as error:  # NaN is no JSON
+        except ValueError as error:  # NaN is no JSON.
             return _fault(500, f"the model's answer is no JSON: {error}")
 
     @server.exception_handler(HTTPException)
@@ -121,21 +122,22 @@ async def read_request(request: Request, task: str) -> Any:
     """
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     is_file = task == "image-classification" and kind.startswith("image/")
-    if kind != "application/json" and not is_file:  # pages of other sites could send text/plain unasked
+    if kind != "application/json" and not is_file:  # Pages of other sites could send text/plain without asking.
         kinds = "application/json or image/…" if task == "image-classification" else "application/json"
         raise HTTPException(415, f"Content-Type must be {kinds}, got {kind!r:.50}")
-    body, length = bytearray(), 0
+    body = bytearray()
+    length = 0
 
     async def read() -> None:
         nonlocal length
         async for part in request.stream():
             length += len(part)
-            if length <= MAX_BODY_BYTES:  # the rest is read all the same: who still sends does not hear the answer
+            if length <= MAX_BODY_BYTES:  # Read the rest too, as a client that still sends does not hear the answer.
                 body.extend(part)
 
     try:
         await asyncio.wait_for(read(), BODY_SECONDS)
-    except asyncio.TimeoutError as error:  # another one than TimeoutError up to Python 3.10
+    except asyncio.TimeoutError as error:  # Up to Python 3.10 it is not the built-in TimeoutError.
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS} seconds") from error
     if length > MAX_BODY_BYTES:
         raise HTTPException(413, f"the body has {length} bytes, at most {MAX_BODY_BYTES} are allowed")
@@ -162,10 +164,10 @@ def bind(host: str, port: int) -> socket.socket:
     """Reserve an address, before a model is loaded for it; an `OSError` where it is taken or none of this machine."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)
-    if os.name != "nt":  # where it would let two servers have the same address
+    if os.name != "nt":  # On Windows it would let two servers have the same address.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(address)
-    bound.listen()  # without it a second server may have the address too
+    bound.listen()  # Without it a second server could have the address too.
     return bound
 
 
@@ -195,5 +197,5 @@ def serve(server: FastAPI, bound: socket.socket) -> None:
         server, http=Connection, backlog=MAX_CONNECTIONS, timeout_graceful_shutdown=DRAIN_SECONDS, access_log=False
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # the signal again, once all is answered
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after the last answer.
         uvicorn.Server(config).run(sockets=[bound])

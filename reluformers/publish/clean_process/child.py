@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-# what Python itself takes for "there is no such package", however it is installed
+# With None here, Python takes the packages for missing, however they are installed.
 sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
 
 import torch  # noqa: E402
@@ -18,7 +18,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load  # noqa: E402
 from transformers import AutoConfig, AutoTokenizer, logging, pipeline  # noqa: E402
 
-# its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
+# Imported from its module: some supported versions ask for torchvision behind the short name.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # noqa: E402
 
 
@@ -38,7 +38,8 @@ def compare(folder: str, data: bytes) -> tuple[object, dict]:
     The tensors are its inputs, those logits and, of a translation model, `texts`: a JSON list in UTF-8.
     """
     inputs = load(data)
-    expected, texts = inputs.pop("logits"), inputs.pop("texts", None)
+    expected = inputs.pop("logits")
+    texts = inputs.pop("texts", None)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     (head,) = config.auto_map.keys() - {"AutoConfig", "AutoModel"}
     processor_class = AutoTokenizer if "input_ids" in inputs else AutoImageProcessor
@@ -52,14 +53,14 @@ def compare(folder: str, data: bytes) -> tuple[object, dict]:
             answers = [translation_of(model, processor, text) for text in json.loads(bytes(texts.tolist()))]
     for task in getattr(config, "custom_pipelines", None) or {}:
         pipeline(task, model=folder, trust_remote_code=True)("a", max_new_tokens=4)
-    # the code of the folder knows whether `generate` of this transformers fits it
+    # The code of the folder knows whether `generate` of this transformers fits it.
     find_fault = getattr(sys.modules[type(model).__module__], "find_generation_fault", lambda model: None)
     return model, {"difference": difference, "answers": answers, "generation_fault": find_fault(model)}
 
 
 def translation_of(model: torch.nn.Module, tokenizer: object, text: str) -> dict:
     """Tokens of a text, of its greedy translation, and a summary of the logits behind the latter."""
-    limit = model.config.max_position_embeddings  # an example of a run may be longer
+    limit = model.config.max_position_embeddings  # An example of a run may be longer.
     cut = {"truncation": True, "max_length": limit}
     source = tokenizer(text, return_tensors="pt", return_token_type_ids=False, **cut)
     tokens = model.generate(**source, num_beams=1, do_sample=False, max_length=None, max_new_tokens=12)
@@ -82,7 +83,7 @@ def summary_of(logits: torch.Tensor) -> dict[str, float]:
 
 def main() -> None:
     task, folder = sys.argv[1:]
-    # the model's code may print: that goes to stderr, so that stdout has the answer alone
+    # The model's code may print. Its output goes to stderr, so that stdout has the answer alone.
     output = os.dup(1)
     os.dup2(2, 1)
     logging.set_verbosity_error()
