@@ -26,7 +26,7 @@ from .modeling.attention_interface import InterfaceAttention, register
 from .modeling.modeling_exchanged import IMPLEMENTATION, is_made_here, opener, refuse_another
 
 logger = logging.get_logger(__name__)
-# what has a name from the start: attentions without parameters
+# These attentions have names from the start. They have no parameters.
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
     "softmax_attention": "softmax",
     "softmax1_attention": {"activation": "softmax1"},
@@ -37,7 +37,7 @@ ATTENTIONS: dict[str, str | dict[str, Any]] = {
     "relu_sum_attention": "relu-sum",
     "reluformer_attention": "reluformer",
     "sigmoid_attention": {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
-    "tda_attention": {  # threshold rectified attention, arXiv 2601.12145
+    "tda_attention": {  # Threshold rectified attention, arXiv 2601.12145.
         "score": "cosine",
         "scale": 1.0,
         "activation": "relu2",
@@ -46,13 +46,14 @@ ATTENTIONS: dict[str, str | dict[str, Any]] = {
     },
 }
 _LEARNED = ("learned_scale", "learned_length_exponent", "learned_threshold")
-# fields of configurations by which scores are capped before softmax
+# These fields of configurations cap scores before softmax.
 _SOFTCAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logits_soft_cap")
-_NAMES_OF_OTHERS = ("flash", "sdpa", "flex_attention", "paged", "/", ":", "|")  # transformers reads more into these
-_LEARNS_A_SCALE = ("timesfm", "timesfm2_5")  # of its queries
-NAMED = "Reluformers"  # before the class that a config.json names, where its attention has a name of ours
+# transformers reads a meaning into names with these parts.
+_NAMES_OF_OTHERS = ("flash", "sdpa", "flex_attention", "paged", "/", ":", "|")
+_LEARNS_A_SCALE = ("timesfm", "timesfm2_5")  # These models learn a scale of their queries.
+NAMED = "Reluformers"  # A config.json with an attention of ours names its class with this prefix.
 
-# model type → why its attention cannot be exchanged; found by tests/any_model/every_type.py
+# Why the attention of a model type cannot be exchanged; tests/any_model/every_type.py finds these.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
@@ -66,24 +67,34 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("EvollaModel", "bigbird_pegasus", "bridgetower", "bridgetower_vision_model", "evolla", "gemma3n_audio"),
-            *("deepseek_ocr2_sam_vision_model", "longt5", "pegasus_x", "pp_formulanet_vision", "sam_vision_model"),
-            *("sam_hq_vision_model", "unlimited_ocr_sam_vision_model"),
+            "EvollaModel",
+            "bigbird_pegasus",
+            "bridgetower",
+            "bridgetower_vision_model",
+            "evolla",
+            "gemma3n_audio",
+            "deepseek_ocr2_sam_vision_model",
+            "longt5",
+            "pegasus_x",
+            "pp_formulanet_vision",
+            "sam_vision_model",
+            "sam_hq_vision_model",
+            "unlimited_ocr_sam_vision_model",
         ),
         "its own code computes softmax, beside the attention interface",
     ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
 }
 _ATTENTIONS_OF_TORCH = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention")
-# pattern of classes of modules → what of a model beside its attention may keep softmax
+# Modules whose class has such a name may keep softmax, as they are no attention of the model.
 KEEPS_SOFTMAX = {
     "Pool": "a pooling head",
     "DeformableAttention": "deformable attention, which has no keys",
     "AriaCrossAttention": "a projector of images",
     "AttnBlock": "a convolutional tokenizer of images",
     "MHAttentionMap": "a mask head",
-    "PatchTSMixerGatedAttention": "",  # a gate over features
-    "Sam2MultiScaleAttention": "",  # which throws it away, and calls the interface
+    "PatchTSMixerGatedAttention": "",  # It is a gate over features.
+    "Sam2MultiScaleAttention": "",  # It throws its softmax away and calls the interface.
 }
 
 
@@ -107,7 +118,9 @@ def register_attention(
         raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
     activation = None
     if callable(attention):
-        attention, fields, activation = {}, dict(**fields, activation="identity"), attention
+        activation = attention
+        attention = {}
+        fields = dict(**fields, activation="identity")  # A second activation is a TypeError.
     if fields:
         attention = {**({"preset": attention} if isinstance(attention, str) else attention), **fields}
     config = AttentionConfig.parse(attention)
@@ -120,8 +133,8 @@ def register_attention(
 
 def _ours(name: Any) -> InterfaceAttention | None:
     """The attention of ours behind a name, or None."""
-    found = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
-    return found if isinstance(found, InterfaceAttention) else None
+    attention = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
+    return attention if isinstance(attention, InterfaceAttention) else None
 
 
 def is_ours(name: Any) -> bool:
@@ -165,7 +178,9 @@ class SoftmaxWatch(TorchFunctionMode):
 
     def __init__(self, model: PreTrainedModel | None):
         super().__init__()
-        self.model, self.hook, self.is_on = model, None, True
+        self.model = model
+        self.hook = None
+        self.is_on = True
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Call the function, after a look at the modules that call it."""
@@ -192,7 +207,8 @@ def watch_first_forward(model: PreTrainedModel) -> None:
 
 
 def _begin(model: PreTrainedModel, arguments: tuple) -> None:
-    if torch.compiler.is_compiling() or _names_of_ours(model.config) is None:  # it may have another one by now
+    # The model may have another attention by now.
+    if torch.compiler.is_compiling() or _names_of_ours(model.config) is None:
         return
     watch = SoftmaxWatch(model)
     watch.hook = model.register_forward_hook(functools.partial(_end, watch), always_call=True)
@@ -203,7 +219,7 @@ def _end(watch: SoftmaxWatch, model: PreTrainedModel, arguments: tuple, output: 
     if watch.is_on:
         watch.__exit__(None, None, None)
         watch.is_on = False
-    if output is not None:  # it came to its end; among failures, torch takes no hook off
+    if output is not None:  # The forward pass came to its end. After a failure torch takes no hook off.
         watch.hook.remove()
         for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _begin]:
             model._forward_pre_hooks.pop(key, None)
@@ -219,15 +235,15 @@ def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     own = config._attn_implementation
     if not is_ours(own) and not any(parts.values()):
         return None
-    found = {name: part for name, part in parts.items() if part is not None and part != own}
-    return {"": own, **found} if found or (parts and not is_ours(own)) else own
+    named_parts = {name: part for name, part in parts.items() if part is not None and part != own}
+    return {"": own, **named_parts} if named_parts or (parts and not is_ours(own)) else own
 
 
 def _named(architectures: list[str] | None, config_class: type) -> list[str] | None:
     """Names of architectures that no program takes for those of a model with softmax; transformers opens the first."""
     names = [name for name in architectures or () if hasattr(transformers, name)]
-    found = {name: opener(getattr(transformers, name), config_class) for name in names}
-    return [one for name, auto in found.items() if auto for one in (auto, NAMED + name)] or architectures
+    openers = {name: opener(getattr(transformers, name), config_class) for name in names}
+    return [one for name, auto in openers.items() if auto for one in (auto, NAMED + name)] or architectures
 
 
 # Only these are given the attention that a user names. Everything else that assigns it means another attention.
@@ -265,8 +281,11 @@ def _refuse_kernels(fields: dict[str, Any], is_attention: bool = False) -> None:
 
 def guard_configurations() -> None:
     """Let a configuration keep an attention of ours: when it is assigned another one, copied as a dict or saved."""
-    own_property, own_output = PreTrainedConfig._attn_implementation, PreTrainedConfig.output_attentions
-    read, write, save = PreTrainedConfig.from_dict.__func__, PreTrainedConfig.to_dict, PreTrainedConfig.save_pretrained
+    own_property = PreTrainedConfig._attn_implementation
+    own_output = PreTrainedConfig.output_attentions
+    read = PreTrainedConfig.from_dict.__func__
+    write = PreTrainedConfig.to_dict
+    save = PreTrainedConfig.save_pretrained
     validate = PreTrainedConfig.validate_output_attentions
 
     def _attn_implementation(self, value):
@@ -281,7 +300,7 @@ def guard_configurations() -> None:
                     f"the attention of this configuration is {own!r}, which assigning {name!r} to "
                     "_attn_implementation does not change: use set_attn_implementation of the model"
                 )
-            if name is not None:  # methods of transformers assign "eager" for the weights, which ours return too
+            if name is not None:  # Methods of transformers assign "eager" for the weights, which ours return too.
                 logger.warning_once(
                     f"The attention stays {own!r}, which returns its weights too; set_attn_implementation('eager') "
                     "changes it."
@@ -303,16 +322,17 @@ def guard_configurations() -> None:
 
     @functools.wraps(read)
     def from_dict(cls, config_dict, **keywords):
-        if keywords.get("attn_implementation", "") is None:  # asks for none, and would hide the saved one
+        if keywords.get("attn_implementation", "") is None:  # None would hide the saved name.
             del keywords["attn_implementation"]
         _refuse_kernels({name: value for name, value in config_dict.items() if name not in keywords})
         return read(cls, config_dict, **keywords)
 
     @functools.wraps(write)
     def to_dict(self):
-        # transformers leaves names of attentions out: the copy would compute softmax
-        fields, names = write(self), _names_of_ours(self)
-        for part in self.sub_configs:  # the names of parts stand in that of the whole
+        # transformers leaves names of attentions out, so the copy would compute softmax.
+        fields = write(self)
+        names = _names_of_ours(self)
+        for part in self.sub_configs:  # The entry of the whole names the attentions of its parts.
             if isinstance(fields.get(part), dict):
                 fields[part].pop("attn_implementation", None)
         return fields if names is None else {**fields, "attn_implementation": names}
@@ -321,7 +341,7 @@ def guard_configurations() -> None:
     def save_pretrained(self, *args, **keywords):
         saved = self
         if _names_of_ours(self) not in (None, IMPLEMENTATION):
-            saved = copy.copy(self)  # other threads may be reading this one
+            saved = copy.copy(self)  # Other threads may be reading this configuration.
             saved.architectures = _named(self.architectures, type(self))
         return save(saved, *args, **keywords)
 
@@ -332,7 +352,7 @@ def guard_configurations() -> None:
     PreTrainedConfig.to_dict = to_dict
     PreTrainedConfig.save_pretrained = save_pretrained
     configurations = [PreTrainedConfig]
-    for config_class in configurations:  # classes that exist already hold the validators of their time
+    for config_class in configurations:  # Classes that exist already hold the old validators.
         configurations += config_class.__subclasses__()
         validators = vars(config_class).get("__class_validators__", [])
         validators[:] = [validate_output_attentions if one is validate else one for one in validators]
@@ -343,8 +363,10 @@ def allow_continuous_batching() -> None:
 
     transformers 5.24 has lists of names there; see scripts/continuous_batching.patch for what it would have to change.
     """
-    switch, needs_mask = ContinuousBatchingManager.switch_to_cb_friendly_attn, input_outputs.attn_mask_is_needed
-    if "auto_switch_to_flash" not in inspect.signature(switch).parameters:  # there, attentions update the cache
+    switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
+    needs_mask = input_outputs.attn_mask_is_needed
+    # Without this parameter transformers lets attentions update the cache.
+    if "auto_switch_to_flash" not in inspect.signature(switch).parameters:
         return
 
     @functools.wraps(switch)
@@ -367,18 +389,21 @@ def guard_models() -> None:
     PreTrainedModel._has_guarded_attentions = True
     guard_configurations()
     allow_continuous_batching()
-    check, build = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel._from_config.__func__
+    check = PreTrainedModel.get_correct_attn_implementation
+    build = PreTrainedModel._from_config.__func__
 
     @functools.wraps(build)
     def _from_config(cls, config, **keywords):
-        name, own = keywords.get("attn_implementation"), config._attn_implementation
+        name = keywords.get("attn_implementation")
+        own = config._attn_implementation
         if name is not None and own not in (None, name):
-            config = copy.deepcopy(config)  # maybe that of a model, which would get the other attention too
+            config = copy.deepcopy(config)  # It may belong to a model, which would get the other attention too.
         return build(cls, config, **keywords)
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
-        attention, owner = _ours(requested_attention), type(self).__name__
+        attention = _ours(requested_attention)
+        owner = type(self).__name__
         if hasattr(self.config, "exchanged"):
             refuse_another(requested_attention)
         if requested_attention == IMPLEMENTATION and not is_made_here.get():
@@ -393,19 +418,17 @@ def guard_models() -> None:
             )
             if named and is_lost and requested_attention is None:
                 raise ValueError(f"{named[0]} was saved with an attention by name, but attn_implementation is None")
-            if (
-                named and is_lost
-            ):  # tools set "eager" too, some of which compute softmax by their own code from then on
+            if named and is_lost:  # Tools set "eager" too, and some then compute softmax by their own code.
                 logger.warning_once(
                     f"{named[0]} was saved with an attention by name, but now has "
                     f"attn_implementation={requested_attention!r}, which computes softmax."
                 )
         if attention is not None or _names_of_ours(self.config) is not None:
-            self._supports_flash_attn = False  # continuous batching would take it instead
+            self._supports_flash_attn = False  # Continuous batching would take flash attention instead.
         else:
             self.__dict__.pop("_supports_flash_attn", None)
         found = check(self, requested_attention, is_init_check)
-        if not is_init_check:  # transformers 5.17 forgets the copies of a configuration that parts may have
+        if not is_init_check:  # transformers 5.17 forgets the copies of a configuration that parts may have.
             for part in self.modules():
                 if isinstance(part, PreTrainedModel) and type(part.config) is type(self.config):
                     part.config._attn_implementation_internal = found
@@ -442,7 +465,7 @@ def flatten_inputs(model: nn.Module) -> nn.Module:
         raise ValueError(f"the attention of the model is {name!r}, but must be one of this library to flatten inputs")
     options = {"return_position_ids": True, "return_flash_attn_kwargs": True, "return_seq_idx": True}
     part.data_collator = DataCollatorWithFlattening(**options)
-    if part.model_forward_params is not None:  # keywords that it leaves out otherwise
+    if part.model_forward_params is not None:  # It would leave these keywords out.
         part.model_forward_params |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
     part._flatten_position_offset = getattr(part, "_infer_flatten_position_offset", lambda: 0)()
     part.can_flatten_inputs = True

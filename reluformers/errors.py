@@ -5,11 +5,11 @@ import sys
 import zlib
 from collections.abc import Callable
 
-# whose messages say all; of others the name of the class says what kind of fault it is
+# Messages of these say all. For others the name of the class says what kind of fault it is.
 _SPEAKING = (ValueError, ArithmeticError, OSError, EOFError, zlib.error, RuntimeError, ImportError)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
+EXIT_UNREAD = 141  # A shell gives this code for a program that SIGPIPE ended.
 
 
 class DivergenceError(ValueError):
@@ -29,7 +29,7 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         SystemExit: Code 2 after an error; 130 after Ctrl-C; 141, without a line, after a broken pipe: the reader of
             the output has gone, as `head` does.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
+    if hasattr(sys.stdout, "reconfigure"):  # A notebook's stdout, or a closed one, cannot be reconfigured.
         is_chosen = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
         # Files and pipes get UTF-8, which is what commands read, whatever the locale says.
         sys.stdout.reconfigure(encoding=None if is_chosen else "utf-8", errors="backslashreplace")
@@ -37,19 +37,19 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         try:
             main()
         finally:
-            if sys.stdout is not None:  # as where it is closed
-                sys.stdout.flush()  # here, as the interpreter says nothing that can be caught
+            if sys.stdout is not None:  # A closed stdout is None.
+                sys.stdout.flush()  # Flush here: errors of the flush at exit cannot be caught.
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends: what is left goes nowhere.
+        # The interpreter flushes once more when it ends; what is left must go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(EXIT_UNREAD)
     except Exception as error:
         if traceback:
             raise
-        # a name may hold what a terminal obeys
+        # A name may hold characters that a terminal obeys.
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in describe_error(error))
         sys.stderr.write(f"error: {shown}\n")
         sys.exit(EXIT_ERROR)
@@ -69,7 +69,10 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     if isinstance(error, OSError) and error.strerror and path:
         return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
     message = str(error)
-    if "Original Traceback" in message:  # a DataLoader puts that of its worker before the message
+    if "Original Traceback" in message:  # A DataLoader puts the traceback of its worker before the message.
         message = message.rstrip().rpartition("\n")[2].partition(": ")[2]
-    line, kind = " ".join(message.split()), type(error).__name__
-    return line if line and isinstance(error, _SPEAKING) else f"{kind}: {line}" if line else kind
+    line = " ".join(message.split())
+    kind = type(error).__name__
+    if not line:
+        return kind
+    return line if isinstance(error, _SPEAKING) else f"{kind}: {line}"

@@ -29,11 +29,12 @@ from .modeling.modeling_exchanged import (
     exchanged_class,
 )
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "exchanged_attention.json", "exchanged_attention.safetensors"
-# where modules of transformers hold their number of heads and the width of one
+ADAPTER_CONFIG = "exchanged_attention.json"
+ADAPTER_WEIGHTS = "exchanged_attention.safetensors"
+# Modules of transformers hold their number of heads and head width under these names.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_local_heads")
 _HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
-_ADDS_ONE = ("InklingAttention", "Llama4TextAttention")  # to a temperature
+_ADDS_ONE = ("InklingAttention", "Llama4TextAttention")  # These add one to a temperature.
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "proj", "out")
 
 
@@ -65,7 +66,7 @@ def exchange_attention(
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             check_attention(type(part), part.config, config, name)
-    InterfaceAttention(config)  # raises what it cannot compute before anything is changed
+    InterfaceAttention(config)  # Raises what it cannot compute before anything is changed.
     chosen = _chosen(model, ["*"] if sites is None else list(sites), config)
     configs = _configs_of(model)
     before = [part._attn_implementation for part in configs]
@@ -86,8 +87,9 @@ def exchange_attention(
         part._attn_implementation_internal = IMPLEMENTATION
     watch_first_forward(model)
     model.attention_before = before
-    # an adapter of PEFT that named the model as it was would be opened with softmax
-    model.base_name, model.name_or_path = model.name_or_path, ""
+    # An adapter of PEFT that names the original model would open with softmax.
+    model.base_name = model.name_or_path
+    model.name_or_path = ""
     return model
 
 
@@ -98,7 +100,7 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
         model.get_submodule(name)._modules.pop(SUBMODULE, None)
     del model.config.exchanged
     before = getattr(model, "attention_before", None)
-    if before is None:  # it was opened so: each part has what its class takes by itself
+    if before is None:  # The model was opened exchanged: each part gets the default of its class.
         before = [part.get_correct_attn_implementation(None) for part in _parts_of(model)]
     for part, name in zip(_configs_of(model), before, strict=True):
         part._attn_implementation_internal = name
@@ -131,13 +133,14 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """
     folder = Path(folder)
     saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    sites, own = saved.get("sites", list(saved["modules"])), _sites(model)
+    sites = saved.get("sites", list(saved["modules"]))
+    own = _sites(model)
     if (saved["base_class"], sites) != (type(model).__name__, own):
         raise ValueError(f"{folder} belongs to a {saved['base_class']} of {len(sites)} attention modules, not to this")
     weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
     others = {name: part for name, part in model.state_dict().items() if SUBMODULE not in name.split(".")}
-    # which refuses what is missing, or has another name or shape; the model's own weights stay whatever is in the file
+    # Loading is strict about names and shapes; weights of the model itself stay, whatever is in the file.
     try:
         model.load_state_dict({**weights, **others})
     except RuntimeError:
@@ -169,11 +172,11 @@ def _chosen(model: PreTrainedModel, patterns: list[str], config: AttentionConfig
 
 def _parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
     """The parts of a model that are models, the first of each configuration."""
-    found: dict[int, PreTrainedModel] = {}
+    parts: dict[int, PreTrainedModel] = {}
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            found.setdefault(id(part.config), part)
-    return list(found.values())
+            parts.setdefault(id(part.config), part)
+    return list(parts.values())
 
 
 def _configs_of(model: PreTrainedModel) -> list:
@@ -192,9 +195,9 @@ def _scalings_of(module: nn.Module) -> tuple[float, float]:
     """What an attention module has scaled its queries by, and what it multiplies their dot products by."""
     code = inspect.unwrap(type(module).forward).__code__
     has_one = any(type(constant) is float and constant == 1 for constant in code.co_consts)
-    if has_one and type(module).__name__ not in _ADDS_ONE:  # it is the scale of the call
+    if has_one and type(module).__name__ not in _ADDS_ONE:  # It is the scale of the call.
         own = getattr(module, "scaling", 1.0)
-        is_normed = getattr(module, SUBMODULE).query_norm is not None  # which takes it off again
+        is_normed = getattr(module, SUBMODULE).query_norm is not None  # The norm takes the scale off again.
         return (1.0, own) if is_normed else (own, 1.0)
     name = next((name for name in ("scaling", "scale") if name in code.co_names), "scaling")
     scaling = getattr(module, name, None)
@@ -205,7 +208,7 @@ def _sizes(module: nn.Module) -> list[int]:
     """Number of heads, width of a head, and width of all outputs of an attention module."""
     linear = [part for name in _OUTPUTS if hasattr(part := getattr(module, name, None), "in_features")]
     output = linear[0].in_features if linear else None
-    if output is None and isinstance(getattr(module, "c_proj", None), nn.Module):  # GPT-2 has its weights lying down
+    if output is None and isinstance(getattr(module, "c_proj", None), nn.Module):  # GPT-2 stores weights transposed.
         output = module.c_proj.weight.shape[0]
     config = getattr(module, "config", None)
     heads = next((getattr(owner, part) for owner in (module, config) for part in _HEADS if hasattr(owner, part)), None)

@@ -39,7 +39,7 @@ from .modeling.modeling_vision import (
     VisionTransformerModel,
 )
 
-# configuration → auto class → model
+# For each configuration, the model that each auto class opens.
 FAMILIES = {
     Seq2SeqTransformerConfig: {
         AutoModel: Seq2SeqTransformerModel,
@@ -60,7 +60,7 @@ FAMILIES = {
     ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
     QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
 }
-# what `reluformers` has of here
+# `reluformers` exports these.
 __all__ = sorted(owner.__name__ for family, models in FAMILIES.items() for owner in (family, *models.values()))
 
 
@@ -69,7 +69,7 @@ def config_class_of(model_type: str | None) -> type[PreTrainedConfig] | None:
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
-# baseline → preset → configuration; presets that are not here have the baseline's
+# For each baseline, presets with a configuration of their own; others have the baseline's.
 _PRESET_FAMILIES: dict[type[PreTrainedConfig], dict[str, type[PreTrainedConfig]]] = {
     Seq2SeqTransformerConfig: {
         "reluformer": ReLUFormerConfig,
@@ -83,7 +83,7 @@ _PRESET_FAMILIES: dict[type[PreTrainedConfig], dict[str, type[PreTrainedConfig]]
         "qknorm": QKNormViTConfig,
     },
 }
-# widths and depths as big_vision names them; behind the slash the patch size in pixels
+# big_vision names widths and depths so; behind the slash stands the patch size in pixels.
 _WIDTHS = {
     "Ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
     "S": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
@@ -125,5 +125,6 @@ def vision_config(preset: str, size: str | None = None, **overrides: Any) -> Vis
 
 
 def _with_attention(baseline: type[PreTrainedConfig], preset: str, overrides: dict[str, Any]) -> PreTrainedConfig:
-    family, given = _PRESET_FAMILIES[baseline].get(preset, baseline), overrides.get("attention", preset)
+    family = _PRESET_FAMILIES[baseline].get(preset, baseline)
+    given = overrides.get("attention", preset)
     return family(**{**overrides, "attention": {"preset": preset, **given} if isinstance(given, dict) else given})

@@ -38,10 +38,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-# a byte order mark is no part of the first sentence
+# A byte order mark is no part of the first sentence.
 LINES = {"encoding": "utf-8-sig", "errors": "strict", "newline": "\n"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MARK = ".reluformers"  # in every folder that a command has written, and may replace
+MARK = ".reluformers"  # A command may replace a folder with this file, as one wrote it.
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def atomic_directory(path: str | os.PathLike, *sources: str | os.PathLike, overw
     """
     target = Path(os.path.realpath(path))
     names = os.listdir(target) if target.exists() else []
-    # a source may be a link
+    # A source may be a link, so both the link and its target must stay.
     read = [place for one in map(Path, sources) for place in (one.parent.resolve() / one.name, one.resolve())]
     kept = [*target.rglob("trainer_state.json"), *(one for one in read if one.exists() and one.is_relative_to(target))]
     if names and (not overwrite or kept or ".git" in names or MARK not in names):
@@ -108,7 +108,7 @@ def read_json(path: str | os.PathLike) -> Any:
     """Content of a JSON file; a ValueError names one that is missing or no JSON in UTF-8."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # the last is that of brackets without end
+    except (OSError, ValueError, RecursionError) as error:  # Endless brackets are a RecursionError.
         raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
 
 
@@ -161,27 +161,28 @@ def check_lines(file: Iterable[str], name: str, *, keep_ends: bool = False) -> I
         raise ValueError(f"{name}: is a damaged gzip file ({error})") from error
 
 
-def check_text(value: Any, name: str, place: str) -> str:
+def check_text(value: Any, name: str, row_name: str) -> str:
     """Refuse a value that is no text or cannot be written again.
 
     Args:
         value: What is checked.
         name: Of its key or column.
-        place: Of its row.
+        row_name: Of its row.
 
     Raises:
         ValueError: It would have to be turned into text, or holds half of a surrogate pair.
     """
     if not isinstance(value, str) or _SURROGATE.search(value):
-        raise ValueError(f"{place}: {name!r} holds {value!r:.60}, not a sentence; correct or remove the row")
+        raise ValueError(f"{row_name}: {name!r} holds {value!r:.60}, not a sentence; correct or remove the row")
     return value
 
 
 def sync(path: str | os.PathLike) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk and outlasts a loss of power."""
-    if os.name == "nt" and os.path.isdir(path):  # Windows opens no folder
+    if os.name == "nt" and os.path.isdir(path):  # Windows opens no folder.
         return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows syncs what can be written
+    # Windows syncs only files opened for writing.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -207,7 +208,7 @@ def replace_directory(new: Path, target: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    # the ending stays, because many writers choose the format by it
+    # The ending stays, because many writers choose the format by it.
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")
 

@@ -41,7 +41,7 @@ def _read_papers() -> dict[str, Paper]:
 
 
 PAPERS = _read_papers()
-# preset → paper and place
+# For each preset, the paper and the passage that defines it.
 _PRESETS = {
     "softmax": Source(PAPERS["vaswani2017attention"], "equation 1"),
     "reluformer": Source(PAPERS["shen2023study"], "equation 6"),
@@ -56,7 +56,7 @@ _PRESETS = {
     "entmax15": Source(PAPERS["peters2019sparse"], "1.5-entmax in place of softmax"),
 }
 _RELU_OF_IMAGES = Source(PAPERS["wortsman2023replacing"], "figures 2 and 3, the exponent of the sequence length at 0")
-# preset and model_type → paper and place, where a family takes a preset from another paper
+# Some families take a preset from another paper.
 _OF_FAMILIES = {
     ("relu", "vision_transformer"): _RELU_OF_IMAGES,
     ("relu", "relu_vit"): _RELU_OF_IMAGES,
@@ -89,7 +89,8 @@ _NORMS = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm"}
 def _score(attention: AttentionConfig, head_dim: int) -> str:
     query, key = ("LayerNorm(q_i)", "LayerNorm(k_j)") if attention.query_key_norm == "layer_norm" else ("q_i", "k_j")
     product = f"cos({query}, {key})" if attention.score == "cosine" else f"{query}·{key}"
-    value, factor = f"{attention.initial_scale(head_dim):.4g}", _FORMS[attention.scale_form]
+    value = f"{attention.initial_scale(head_dim):.4g}"
+    factor = _FORMS[attention.scale_form]
     if attention.learned_scale:
         return f"a{factor} · {product},  a learned, {value} at the start"
     if attention.score == "dot" and attention.scale is None:
@@ -117,7 +118,8 @@ def _weight(attention: AttentionConfig, head_dim: int) -> str:
 
 def _output(attention: AttentionConfig) -> str:
     value = "v_j/‖v_j‖" if attention.value_norm == "l2" else "v_j"
-    output, definitions = f"Σ_j s_ij {value}", []
+    output = f"Σ_j s_ij {value}"
+    definitions = []
     if attention.exclusive_output:
         definitions = [f"t = {output} and v̂_i = v_i/‖v_i‖ of each head"]
         output = "t − (t·v̂_i) v̂_i"

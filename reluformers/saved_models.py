@@ -16,8 +16,8 @@ from .files import read_json
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
-EXPORT_RECORD = "export.json"  # of a folder of `reluformers export`
-DTYPES = ("float32", "bfloat16", "int8")  # that models compute in
+EXPORT_RECORD = "export.json"  # `reluformers export` writes it into its folder.
+DTYPES = ("float32", "bfloat16", "int8")  # Models can compute in these.
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
 # Fields that count layers, and what the names of these layers' weights begin with.
@@ -27,7 +27,7 @@ _LAYERS = {
     "num_hidden_layers": r"(?:(?:vit|model)\.)?layers",
 }
 
-# what tokenizers of all kinds save
+# Tokenizers of all kinds save these files.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -82,11 +82,11 @@ def load_model(
         name_or_path,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, in one line
+        ignore_mismatched_sizes=True,  # `check_weights` reports them in one line.
         **kwargs,
     )
     check_weights(name_or_path, info)
-    model.config.return_dict = True  # outputs are read by their names here
+    model.config.return_dict = True  # This library reads outputs by their names.
     return model.eval()
 
 
@@ -118,23 +118,27 @@ def read_index(index: str | Path) -> list[str]:
     return sorted(set(read_json(index)["weight_map"].values()))
 
 
-def check_is_one_model(place: str | Path, revision: str | None = None) -> None:
+def check_is_one_model(name_or_path: str | Path, revision: str | None = None) -> None:
     """Refuse an adapter of PEFT, and a folder with the weights of two models, or of one with fewer layers.
 
     With an adapter, transformers would open the model that it names, which may be anybody's. Parts that were saved
     over a whole file leave it, and that is read.
 
     Args:
-        place: folder or Hub id.
+        name_or_path: folder or Hub id.
         revision: of a Hub id.
     """
-    if find_adapter_config_file(str(place), revision=revision):
-        raise ValueError(f"{place}: holds an adapter, adapter_config.json: save its model by PEFT's merge_and_unload")
-    for index in (Path(place, name) for name in _INDICES):
+    if find_adapter_config_file(str(name_or_path), revision=revision):
+        raise ValueError(
+            f"{name_or_path}: holds an adapter, adapter_config.json: save its model by PEFT's merge_and_unload"
+        )
+    for index in (Path(name_or_path, name) for name in _INDICES):
         whole = index.with_name(index.name.removesuffix(".index.json"))
         if index.is_file() and whole.is_file() and all((index.parent / name).is_file() for name in read_index(index)):
-            raise ValueError(f"{place}: holds weights twice, in {whole.name} and by {index.name}; delete the older")
-    _check_depth(Path(place))
+            raise ValueError(
+                f"{name_or_path}: holds weights twice, in {whole.name} and by {index.name}; delete the older"
+            )
+    _check_depth(Path(name_or_path))
 
 
 def _check_depth(folder: Path) -> None:

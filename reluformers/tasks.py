@@ -38,7 +38,7 @@ def task_named(name: Any) -> Task:
 
 def task_of(config: PreTrainedConfig) -> Task:
     """The task of a model, which may be none of ours; a `ValueError` where no task opens it."""
-    remote = getattr(config, "auto_map", None) or {}  # by the code of a folder
+    remote = getattr(config, "auto_map", None) or {}  # A folder's own code may open the model.
     for name, room in TASKS.items():
         if room.auto_class.__name__ in remote or type(config) in room.auto_class._model_mapping:
             return task_named(name)

@@ -39,7 +39,9 @@ def main() -> int:
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = {name: (ROOT / name).read_text(encoding="utf-8") for name in listed.split() if (ROOT / name).is_file()}
     rooms = dict.fromkeys(budget["rooms"], 0)
-    tokens, lines, wholes = Counter(), Counter(), dict.fromkeys(budget["wholes"], 0)
+    tokens = Counter()
+    lines = Counter()
+    wholes = dict.fromkeys(budget["wholes"], 0)
     for name, text in files.items():
         for language, endings in LANGUAGES.items():
             if name.endswith(endings):
@@ -57,8 +59,8 @@ def main() -> int:
         wholes[f"{group}, tokens"] = tokens[group]
         wholes[f"{group}, tokens in a line"] = round(tokens[group] / lines[group], 1)
     over = 0
-    for kind, found in (("rooms", rooms), ("wholes", wholes)):
-        for name, number in found.items():
+    for kind, counts in (("rooms", rooms), ("wholes", wholes)):
+        for name, number in counts.items():
             is_over = number > budget[kind][name]
             over += is_over
             print(f"{number:>9,} of {budget[kind][name]:>9,}  {name or 'elsewhere'}{'   OVER' if is_over else ''}")
@@ -79,7 +81,8 @@ def measure(text: str) -> tuple[int, int]:
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if is_documented and ast.get_docstring(node, clean=False) is not None:
             documented.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    count, lines = 0, set()
+    count = 0
+    lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in LAYOUT and token.start[0] not in documented:
             count += 1

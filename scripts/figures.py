@@ -23,7 +23,8 @@ import reluformers  # noqa: F401  # registers the classes, so that no code of a 
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 SENTENCE = "I don't know where he lives."
-AMBER, BLUE = "#f5a623", "#3465a4"
+AMBER = "#f5a623"
+BLUE = "#3465a4"
 # letters stay text, which a reader can search for; the same model gives the same file
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "reluformers", "font.size": 9, "font.family": "sans-serif"}
 

@@ -19,7 +19,8 @@ MODELS = Path(__file__).resolve().parents[1] / "models"
 
 def main() -> None:
     for path in sorted(MODELS.glob("*/config.json")):
-        folder, config = path.parent, AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+        folder = path.parent
+        config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
         save_payload(config, folder)
         check = check_folder(folder)
         if not check.is_stored:

@@ -24,7 +24,8 @@ from babel.units import format_compound_unit, format_unit
 
 Render = Callable[[Locale], str]
 
-SOURCE, TARGET = Locale("en"), Locale("de")
+SOURCE = Locale("en")
+TARGET = Locale("de")
 # codes of CLDR that name no country
 PSEUDO_TERRITORIES = {"EU", "EZ", "QO", "UN", "XA", "XB", "ZZ"}
 UNITS = {
@@ -168,7 +169,8 @@ def random_time(rng: random.Random) -> time:
 
 def date_line(rng: random.Random) -> Render:
     """A day, such as "Wednesday, January 3, 2024"."""
-    day, style = random_date(rng), rng.choice(("full", "long", "medium"))
+    day = random_date(rng)
+    style = rng.choice(("full", "long", "medium"))
     if day.month == 5 and style == "medium":
         style = "long"  # "May 3, 2024" is both in English, but not in German
     return lambda locale: format_date(day, style, locale)
@@ -232,7 +234,8 @@ def measure_line(rng: random.Random) -> Render:
 
 def money_line(rng: random.Random) -> Render:
     """A sum of money, such as "1,234.50 Swiss francs"."""
-    amount, code = random_number(rng), rng.choice(currencies())
+    amount = random_number(rng)
+    code = rng.choice(currencies())
     return lambda locale: format_currency(amount, code, locale=locale, format_type="name")
 
 
@@ -270,7 +273,8 @@ def locale_line(rng: random.Random) -> Render:
 
 def zone_line(rng: random.Random) -> Render:
     """A time in a time zone, such as "3:04 PM Japan Standard Time"."""
-    clock, (zone, variant) = random_time(rng), rng.choice(time_zones())
+    clock = random_time(rng)
+    zone, variant = rng.choice(time_zones())
     return joined(
         "{} {}",
         lambda locale: format_time(clock, "short", locale=locale),
@@ -326,7 +330,9 @@ def plain(text: str) -> str:
 
 def draw_rows(rng: random.Random, count: int) -> list[Row]:
     """`count` distinct rows, all kinds in turn; no source and no target occurs twice."""
-    rows, sources, targets = [], set(), set()
+    rows = []
+    sources = set()
+    targets = set()
     for kind in itertools.cycle([*KINDS, *list(LONG_KINDS) * (LONG_ROWS - 1)]):
         if len(rows) == count:
             return rows
@@ -344,7 +350,8 @@ def build_corpus(train_rows: int = 30_000, held_out_rows: int = 600, seed: int =
     A held-out row is a new combination of known words: no sentence of it occurs in training, every word does.
     """
     rows = draw_rows(random.Random(seed), train_rows + 2 * held_out_rows)
-    train, rest = rows[:train_rows], rows[train_rows:]
+    train = rows[:train_rows]
+    rest = rows[train_rows:]
     known = [set().union(*(words(row[side]) for row in train)) for side in (1, 2)]
     held_out = [row for row in rest if words(row.source) <= known[0] and words(row.target) <= known[1]]
     return DemoCorpus(train, held_out[:held_out_rows])

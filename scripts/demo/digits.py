@@ -15,7 +15,8 @@ SEED = 0
 HELD_OUT = 360  # of 1,797 images
 BRIGHTEST = 16  # grey values of the set are 0 to 16
 COPIES = 15  # of each training digit, redrawn
-DRAWN_SIDE, REDRAWN_SIDE = 32, 16  # pixels
+DRAWN_SIDE = 32  # pixels
+REDRAWN_SIDE = 16
 
 
 def write_digits(folder: Path) -> dict[str, Path]:
@@ -52,15 +53,18 @@ def redraw(picture: pillow.Image, generator: np.random.Generator) -> pillow.Imag
     The picture has `REDRAWN_SIDE` pixels; half of them are black on white.
     """
     middle = DRAWN_SIDE / 2
-    angle, scale = generator.uniform(-0.2, 0.2), generator.uniform(0.65, 1.05)  # 0.2: 11°
+    angle = generator.uniform(-0.2, 0.2)  # 0.2 radians are 11°
+    scale = generator.uniform(0.65, 1.05)
     x, y = generator.uniform(-0.15, 0.15, 2) * DRAWN_SIDE + middle
-    cos, sin = np.cos(angle) / scale, np.sin(angle) / scale
+    cos = np.cos(angle) / scale
+    sin = np.sin(angle) / scale
     # a point of the new picture → one of the old
     coefficients = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
     drawn = picture.resize((DRAWN_SIDE, DRAWN_SIDE), pillow.Resampling.BICUBIC)
     drawn = drawn.transform(drawn.size, pillow.Transform.AFFINE, coefficients, pillow.Resampling.BILINEAR)
     # the edge of a blurred stroke lies further out where less ink is enough for it
-    ink, enough = np.asarray(drawn) / 255, generator.uniform(0.25, 0.7)
+    ink = np.asarray(drawn) / 255
+    enough = generator.uniform(0.25, 0.7)
     edge = 1 / (1 + np.exp((enough - ink) * generator.uniform(8, 40)))
     if generator.random() < 0.5:
         edge = 1 - edge
