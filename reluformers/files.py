@@ -161,7 +161,7 @@ def check_lines(file: Iterable[str], name: str, *, keep_ends: bool = False) -> I
         raise ValueError(f"{name}: is a damaged gzip file ({error})") from error
 
 
-def check_text(value: Any, name: str, row_name: str) -> str:
+def check_sentence(value: Any, name: str, row_name: str) -> str:
     """Refuse a value that is no text or cannot be written again.
 
     Args:

@@ -141,12 +141,12 @@ class TranslationEvents:
         self.models = models
         self.translator, *self.others = models.values()
 
-    def tell(self, text: str, beams: float) -> list[Translation]:
+    def translate(self, text: str, beams: float) -> list[Translation]:
         first = self.translator.translate(text, beams)
         return [first, *(other.read(text, first.text) for other in self.others)]
 
     def answer(self, text: str, beams: float, site: str, layer: int) -> tuple[str, gr.Textbox, list[Translation], str]:
-        translations = self.tell(text, beams)
+        translations = self.translate(text, beams)
         return text, answer_box(translations[0]), translations, self.draw(translations, site, layer)
 
     def draw(self, translations: list[Translation] | None, site: str, layer: int) -> str | None:
@@ -201,7 +201,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
     """
     events = TranslationEvents(models)
     first_site = events.translator.site_to_open()
-    opened = events.tell(examples[0], BEAMS) if examples else None
+    opened = events.translate(examples[0], BEAMS) if examples else None
     with gr.Blocks(**BLOCKS) as page:
         gr.Markdown(title)
         last = gr.State(opened)

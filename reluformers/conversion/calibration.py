@@ -29,7 +29,7 @@ _RIDGE = 1e-3
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """What a module was called with, and what its heads gave.
 
     Args:
@@ -117,9 +117,9 @@ def read_batches(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
 
 
 @contextmanager
-def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, list[Call]]]:
+def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, list[RecordedCall]]]:
     """What each module, by its name, is called with in a block, in order."""
-    calls: dict[str, list[Call]] = {name: [] for name in modules}
+    calls: dict[str, list[RecordedCall]] = {name: [] for name in modules}
     inputs: dict[str, tuple] = {}
 
     def before(name: str, module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, l
         inputs[name] = (hidden_states, key_value_states, mask, real)
 
     def after(name: str, module: nn.Module, given: tuple) -> None:
-        calls[name].append(Call(*inputs.pop(name), joined=given[0]))
+        calls[name].append(RecordedCall(*inputs.pop(name), joined=given[0]))
 
     hooks = []
     for name, module in modules.items():
@@ -145,7 +145,7 @@ def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, l
             hook.remove()
 
 
-def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+def _run(module: MultiHeadAttention, call: RecordedCall, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:
     """What goes into the output norm, if there is one, or into `before`, and the weights, for a recorded call."""
     seen: list[Tensor] = []
     hooked = before or module.output_norm or module.out_proj
@@ -157,7 +157,7 @@ def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None
     return seen[0], weights
 
 
-def _pairs(module: MultiHeadAttention, calls: list[Call], norm: nn.Module | None = None) -> Iterator[tuple]:
+def _pairs(module: MultiHeadAttention, calls: list[RecordedCall], norm: nn.Module | None = None) -> Iterator[tuple]:
     """What a module gives, and what it should, of each call: before the output projection, or behind a norm of gain 1.
 
     Both are [real queries, embed_dim]; a gate of the norm starts at σ(0) = 1/2.
@@ -201,7 +201,7 @@ def fit_gain(norm: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     return gain
 
 
-def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
+def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[RecordedCall]) -> None:
     """Shift the keys and scale the queries of each head."""
     head_dim = module.head_dim
     degree = DEGREES[module.attention.activation]
@@ -229,7 +229,7 @@ def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, ca
         module.q_proj.bias.data = module.q_proj.bias.data * factor
 
 
-def _row_scale(module: MultiHeadAttention, calls: list[Call], heads: int) -> tuple[Tensor, Tensor]:
+def _row_scale(module: MultiHeadAttention, calls: list[RecordedCall], heads: int) -> tuple[Tensor, Tensor]:
     """1 / mean row sum of each head [heads], and the squared error of its outputs with that scale [heads]."""
     sums = torch.zeros(heads, dtype=torch.float64)
     rows = 0
@@ -247,7 +247,7 @@ def _row_scale(module: MultiHeadAttention, calls: list[Call], heads: int) -> tup
     return scale.float(), torch.where(sums > 0, error, torch.inf).float()
 
 
-def _key_shift(reference: MultiHeadAttention, calls: list[Call], temperature: float) -> Tensor:
+def _key_shift(reference: MultiHeadAttention, calls: list[RecordedCall], temperature: float) -> Tensor:
     """The δ of each head whose a·q_i·δ is nearest to the threshold of row i under sparsemax(t·z) [heads, head_dim]."""
     gram = moment = 0.0
     for call in calls:
@@ -270,7 +270,7 @@ def sparsemax_threshold(scores: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible.any(-1), largest - sparsemax(scores, visible).amax(-1), 0.0)
 
 
-def _scores(reference: MultiHeadAttention, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(reference: MultiHeadAttention, call: RecordedCall) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [batch, heads, query_len, head_dim], scores [batch, heads, query_len, key_len] and who sees whom."""
     source = call.hidden_states if call.key_value_states is None else call.key_value_states
     query, key = (
@@ -283,7 +283,7 @@ def _scores(reference: MultiHeadAttention, call: Call) -> tuple[Tensor, Tensor, 
     return query, scores, visible if dense is None else visible & dense
 
 
-def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
+def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[RecordedCall]) -> None:
     """Start g where the scores' differences are those of softmax's."""
     sums = torch.zeros(2, 2, dtype=torch.float64)  # Rows: uniform and softmax-weighted. Columns: covariance, variance.
     for call in calls:

@@ -25,7 +25,7 @@ _MANY_ROWS = 10**12
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def name_in_errors(key: str) -> Iterator[None]:
     """Put the key of a recipe in front of the errors of what it names."""
     try:
         yield
@@ -98,7 +98,7 @@ class DataSection:
         location = {"path": self.path, "name": self.name, "revision": self.revision}
         splits = {}
         for name, source in sources.items():
-            with naming(f"data.{name}"):
+            with name_in_errors(f"data.{name}"):
                 splits[name] = load(name, *(({name: source}, name) if self.path is None else (location, source)))
         return splits
 
@@ -148,7 +148,7 @@ def take_split(source: dict, name: str) -> Any:
 
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub."""
-    with reading(f"{name}, split {split!r}"):
+    with explain_read_errors(f"{name}, split {split!r}"):
         dataset = load_dataset(name, split=split, **options)
         if dataset.info.builder_name == "csv":  # `datasets` would guess that cells are numbers or missing.
             columns = dataset.column_names or next(iter(dataset))
@@ -159,7 +159,7 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
 
 def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
     """Load the rows of parquet files; a column that is text in one and numbers in another is a ValueError."""
-    with reading(", ".join(files)):
+    with explain_read_errors(", ".join(files)):
         # `datasets` would cast all files to the first file's types in silence: "007" would become 7.
         pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
         names = {"data": list(map(glob.escape, files))}
@@ -178,7 +178,7 @@ def read_with(
         streaming: Whether to read them later.
         options: For the function.
     """
-    with reading(""):  # The function names the file in its errors.
+    with explain_read_errors(""):  # The function names the file in its errors.
         options = {"files": files, "stamps": _stamps(files), **options}
         builder = Tables(read=read, options=options, features=features)
         if streaming:
@@ -203,7 +203,7 @@ def take_slice(dataset: Dataset, split: str) -> Dataset:
 
 
 @contextmanager
-def reading(data_name: str) -> Iterator[None]:
+def explain_read_errors(data_name: str) -> Iterator[None]:
     """Turn what `datasets` raises into a ValueError of one line that names the place; it wraps and logs the cause."""
     verbosity = datasets_logging.get_verbosity()
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)

@@ -20,7 +20,7 @@ FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricLabel:
     """What a score is called and how it is written in tables, and in a card's metadata, where it may not go."""
 
     title: str
@@ -36,14 +36,14 @@ class Metric:
 
 # A table has its columns in this order.
 METRICS = {
-    "bleu": Metric("BLEU", ".2f", "BLEU", "sacrebleu", 2),
-    "chrf": Metric("chrF", ".2f", "chrF", "chrf", 2),
-    "chrf++": Metric("chrF++", ".2f", "chrF++", "chrf", 2),
-    "ter": Metric("TER", ".2f", "TER", "ter", 2),
-    "comet": Metric("COMET", ".4f", "COMET", "comet"),
-    "accuracy": Metric("accuracy", ".2%", "Accuracy", "accuracy"),
-    "top5_accuracy": Metric("top-5", ".2%"),
-    "loss": Metric("loss", ".3f", "Loss", "loss"),
+    "bleu": MetricLabel("BLEU", ".2f", "BLEU", "sacrebleu", 2),
+    "chrf": MetricLabel("chrF", ".2f", "chrF", "chrf", 2),
+    "chrf++": MetricLabel("chrF++", ".2f", "chrF++", "chrf", 2),
+    "ter": MetricLabel("TER", ".2f", "TER", "ter", 2),
+    "comet": MetricLabel("COMET", ".4f", "COMET", "comet"),
+    "accuracy": MetricLabel("accuracy", ".2%", "Accuracy", "accuracy"),
+    "top5_accuracy": MetricLabel("top-5", ".2%"),
+    "loss": MetricLabel("loss", ".3f", "Loss", "loss"),
 }
 
 
@@ -214,7 +214,7 @@ def checksum(rows: Iterable[Iterable[bytes]]) -> str:
     return str(result)
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names as a sentence has them: "a", "a and b", "a, b and c"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

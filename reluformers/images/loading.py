@@ -18,7 +18,15 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from reluformers.data.checked_fields import check_name
-from reluformers.data.sources import naming, read_hub, read_parquet, split_name, take_options, take_slice, take_split
+from reluformers.data.sources import (
+    name_in_errors,
+    read_hub,
+    read_parquet,
+    split_name,
+    take_options,
+    take_slice,
+    take_split,
+)
 
 from .processing import IMAGE, LABEL, decode_image, image_file
 
@@ -105,7 +113,7 @@ def check_images(dataset: Dataset, num_workers: int = 0, *, show_progress: bool 
 def _decode(dataset: Dataset, rows: Sequence[int]) -> None:
     for row in rows:
         image = dataset[row][IMAGE]
-        with naming(f"row {row + 1}"):
+        with name_in_errors(f"row {row + 1}"):
             decode_image(image_file(image), image["path"])
 
 
@@ -204,7 +212,7 @@ def _renumber(numbers: np.ndarray, names: list[str], classes: list[str]) -> np.n
     """Turn numbers of `names` into numbers of `classes`."""
     # A class that is declared but has no image does no harm.
     for number, row in zip(*np.unique(numbers, return_index=True), strict=True):
-        with naming(f"row {row + 1}"):
+        with name_in_errors(f"row {row + 1}"):
             check_name(names[number], classes, "class")
     known = {name: number for number, name in enumerate(classes)}
     return np.array([known.get(name, -1) for name in names])[numbers]

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Pr
 
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.conversion.start import spread_batches, start_model
-from reluformers.data.sources import naming
+from reluformers.data.sources import name_in_errors
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.run import Run, identify_run, open_run, save_run, train_model
@@ -67,7 +67,7 @@ def train_image_classification(
         run.report(f"images of {len(classes)} classes: {counts}")
         if recipe.data.check_images and run.is_first:
             for name, split in splits.items():
-                with naming(f"data.{name}"):
+                with name_in_errors(f"data.{name}"):
                     check_images(split, run.args.dataloader_num_workers, show_progress=not run.args.disable_tqdm)
         described = {name: splits[name] for name in ("train", "validation") if name in splits}
         rows = {name: {"classes": classes, **describe_images(split)} for name, split in described.items()}

@@ -103,7 +103,7 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
             return _fault(500, f"the model's answer is no JSON: {error}")
 
     @server.exception_handler(HTTPException)
-    async def say(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_fault(request: Request, error: HTTPException) -> JSONResponse:
         return _fault(error.status_code, error.detail, error.headers)
 
     return server

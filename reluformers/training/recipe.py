@@ -23,7 +23,7 @@ from reluformers.configuration.field_checks import check_number
 from reluformers.conversion.convert import exchanged_config, open_source
 from reluformers.data.checked_fields import PlainText, check_fields, check_mapping, check_name, read_as
 from reluformers.data.names import marked_as_local
-from reluformers.data.sources import naming
+from reluformers.data.sources import name_in_errors
 from reluformers.files import write_text
 
 from .transfer import TransferOptions
@@ -182,7 +182,7 @@ class Recipe:
     @classmethod
     def from_sections(cls, sections: dict[str, Any], path: str | Path) -> "Recipe":
         """The recipe of sections that were read from a file, which errors name; see `from_dict`."""
-        with naming(str(path)):
+        with name_in_errors(str(path)):
             return cls.from_dict(sections)
 
     @classmethod
@@ -200,7 +200,7 @@ class Recipe:
             elif name == "training":
                 checked[name] = check_fields(name, values, cls.arguments_class, excluded=_IDLE)
             else:
-                with naming(name):
+                with name_in_errors(name):
                     checked[name] = owners[name](**check_fields(name, values, owners[name]))
         recipe = cls(**checked)
         recipe.model_config()
@@ -214,7 +214,7 @@ class Recipe:
         config_class = type(cls.make_config(preset))
         given = read_as(TransferOptions, {name: values[name] for name in _START if name in values})
         values = {**read_as(config_class, values), **given}
-        with naming("model"):
+        with name_in_errors("model"):
             options = TransferOptions(**check_fields("model", given, TransferOptions))
         missing = "start"
         idle = {*_START} - {"start"} & values.keys()

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
 from reluformers.configuration.field_checks import check_number
-from reluformers.conversion.calibration import Call, exchanged_modules, recording
+from reluformers.conversion.calibration import RecordedCall, exchanged_modules, recording
 from reluformers.conversion.convert import build_model, open_source
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def divergences(logits: Tensor, reference: Tensor) -> Tensor:
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
-def relative_difference(call: Call, reference: Call) -> Tensor:
+def relative_difference(call: RecordedCall, reference: RecordedCall) -> Tensor:
     """Mean of (o − o')² over the variance of o', both over real queries and all channels; a scalar in float32."""
     real = reference.real.unsqueeze(-1)
     ours = call.joined.float()
@@ -106,7 +106,7 @@ class Transfer(TrainerCallback):
         self.statistics: dict[str, Tensor] = {}
         self._attached = ExitStack()
         self._recording = ExitStack()
-        self._calls: Mapping[str, list[Call]] = {}
+        self._calls: Mapping[str, list[RecordedCall]] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.on_train_end(args, state, control)  # `auto_find_batch_size` may have given up an earlier start.

@@ -42,7 +42,7 @@ _IDEOGRAPHIC = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff"
 _SOUTH_EAST_ASIAN = "\u0e00-\u109f\u1780-\u17ff"  # Blanks stand between its sentences, not its words.
 
 
-def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
+def cut_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
     """Cut a text that is too long at the ends of its sentences, and a sentence that is too long between words.
 
     Args:
@@ -63,7 +63,7 @@ def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> lis
         ends = next(filter(None, (_ends_of(pattern, text) for pattern in _WITHIN)), [len(text) // 2])
         ends = [min(ends, key=lambda end: abs(2 * end - len(text)))]
     parts = [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
-    return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
+    return [piece for part in parts for piece in cut_text(part, count_tokens, limit)]
 
 
 def _ends_of(pattern: str, text: str) -> list[int]:
@@ -129,7 +129,7 @@ def translate_blocks(
 
     texts = iter(texts)
     while block := [" ".join(text.split()) for text in islice(texts, block_lines or BLOCK_LINES)]:
-        parts = [split_text(text, count_tokens, limit) for text in block]
+        parts = [cut_text(text, count_tokens, limit) for text in block]
         translated = iter(translate(model, tokenizers, [part for row in parts for part in row], **options))
         yield [(text, [(part, next(translated)) for part in row]) for text, row in zip(block, parts, strict=True)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, Value
 
 from reluformers.data.sources import (
-    naming,
+    name_in_errors,
     read_hub,
     read_parquet,
     read_with,
@@ -114,7 +114,7 @@ def open_translation_split(
     columns = PairColumns(**{item.name: getattr(columns, item.name) for item in fields(PairColumns)})
     features = _PAIRS | ({"document": Value("string")} if columns.document_column else {})
     given = {"files": location, "features": Features(features), "streaming": streaming}
-    with naming(data_name):
+    with name_in_errors(data_name):
         if isinstance(location, str):
             rows = read_hub(location, split, {**options, "streaming": True} if streaming else options)
         elif not is_read:
@@ -127,7 +127,7 @@ def open_translation_split(
             rows = take_slice(rows, split)
 
     def lay_out(rows: Dataset) -> Dataset:
-        with naming(data_name):
+        with name_in_errors(data_name):
             return rows if is_read else _find_columns(rows, columns)
 
     return rows, lay_out

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from reluformers.files import check_text, iterate_lines
+from reluformers.files import check_sentence, iterate_lines
 
 
 @dataclass
@@ -53,14 +53,14 @@ def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None
             if columns.document_column is not None:
                 document = _cell(row, columns.document_column, row_name)
                 document = str(document) if type(document) is int else document
-                pair["document"] = check_text(document, columns.document_column, row_name)
+                pair["document"] = check_sentence(document, columns.document_column, row_name)
             yield pair
 
 
 def read_text(row: dict[str, Any], key: str, row_name: str, translation_column: str = "translation") -> str:
     """The text of a row under a key, there or in its dict of sentences; a ValueError that names the place if none."""
     sentences = row[translation_column] if isinstance(row.get(translation_column), dict) else row
-    return check_text(_cell(sentences, key, row_name), key, row_name)
+    return check_sentence(_cell(sentences, key, row_name), key, row_name)
 
 
 def _cell(row: dict[str, Any], name: str, row_name: str) -> Any:

@@ -22,7 +22,7 @@ from transformers import (
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.batching import PairCollator
-from reluformers.data.sources import naming
+from reluformers.data.sources import name_in_errors
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text
 from reluformers.training.run import Run, identify_run, open_run, save_run, train_model
@@ -267,7 +267,9 @@ def build_trainer(
         decoding=decoding.translation_options(),
     )
     for name, dataset in prepared.evaluation.items():
-        with naming(f"data.{name}"):  # This fails before training if rows cannot be dealt evenly to the processes.
+        with name_in_errors(
+            f"data.{name}"
+        ):  # This fails before training if rows cannot be dealt evenly to the processes.
             trainer.get_eval_dataloader(dataset)
     add_transfer(trainer, recipe)
     return trainer

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from reluformers.evaluation.results import listed, markdown_table
+from reluformers.evaluation.results import join_names, markdown_table
 
 from .records import LOSS
 from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, Verdict
@@ -66,7 +66,7 @@ def counts(reports: Sequence[TableReport]) -> str:
     lines += [["claims about statistics of the attention", *_row(of_statistics)]]
     text = markdown_table(["", *OUTCOMES, "together"], lines)
     if contradicted:
-        text += f"\nLoss and BLEU or chrF answer in opposite ways: {listed(contradicted)}.\n"
+        text += f"\nLoss and BLEU or chrF answer in opposite ways: {join_names(contradicted)}.\n"
     return text
 
 

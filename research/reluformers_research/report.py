@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from reluformers.evaluation.attention_report import MISSING
-from reluformers.evaluation.results import METRICS, listed, markdown_table
+from reluformers.evaluation.results import METRICS, join_names, markdown_table
 
 from .evidence import LEVEL, Evidence, machine_of
 from .records import LOSS, RunRecord
@@ -246,7 +246,7 @@ class TableReport:
         if not records:
             return ""
         data = records[0].evaluation.data
-        sizes = listed([f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records)])
+        sizes = join_names([f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records)])
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]

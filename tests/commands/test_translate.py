@@ -16,7 +16,7 @@ from builders.saved_models import TEXTS, save_translator
 from reluformers.commands import translate as command
 from reluformers.translation import lines
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.lines import join_parts, split_text
+from reluformers.translation.lines import cut_text, join_parts
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_what_the_model_cannot_take_is_split_and_not_cut(folder, expected, capsy
     ],
 )
 def test_texts_are_cut_at_sentences_then_between_words(text, limit, parts):
-    assert split_text(text, lambda part: len(part.split()), limit) == parts
+    assert cut_text(text, lambda part: len(part.split()), limit) == parts
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_texts_are_cut_at_sentences_then_between_words(text, limit, parts):
     ],
 )
 def test_every_script_is_cut_at_its_sentences_and_not_within_words(text, limit, parts):
-    assert split_text(text, len, limit) == parts
+    assert cut_text(text, len, limit) == parts
     assert join_parts(text, [(part, part) for part in parts]) == text
 
 
@@ -209,7 +209,7 @@ def test_a_long_line_of_chinese_is_translated_by_sentences(folder, tmp_path, mon
 def test_splitting_a_long_line_takes_linear_time(unit):
     started = time.process_time()
     text = unit * 100_000
-    parts = split_text(text, len, 60_000)
+    parts = cut_text(text, len, 60_000)
     assert "".join(parts).replace(" ", "") == text.replace(" ", "")
     assert time.process_time() - started < 5
 

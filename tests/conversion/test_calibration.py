@@ -7,7 +7,7 @@ import torch
 
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion import calibration
-from reluformers.conversion.calibration import Call, calibrate
+from reluformers.conversion.calibration import RecordedCall, calibrate
 from reluformers.conversion.convert import build_model, open_source
 from reluformers.families import FAMILIES
 from reluformers.modeling.attention import MultiHeadAttention
@@ -140,7 +140,7 @@ def test_padded_queries_have_no_say():
     real, found = torch.tensor([[True] * 3 + [False] * 2, [True] * 5]), []
     for rubbish in (3.0, -8.0):
         hidden, wanted = (part.masked_fill(~real[..., None], rubbish) for part in (states, joined))
-        calls, fitted = [Call(hidden, source, None, real, wanted)], copy.deepcopy(module)
+        calls, fitted = [RecordedCall(hidden, source, None, real, wanted)], copy.deepcopy(module)
         calibration.fit_gain(fitted.output_norm, calibration._pairs(fitted, calls, fitted.output_norm))
         error = torch.tensor(calibration.relative_error(calibration._pairs(module, calls)))
         scale, shift = calibration._row_scale(module, calls, 3), calibration._key_shift(reference, calls, 1.0)
@@ -153,7 +153,7 @@ def test_a_gate_starts_at_a_half_and_the_gain_of_a_silent_channel_at_1():
     module, real = MultiHeadAttention(12, 3, "rela-g"), torch.ones(2, 5, dtype=torch.bool)
     module.v_proj.weight[0], module.v_proj.bias[0] = 0.0, 0.0
     module.output_norm.weight.fill_(3.0)
-    calls = [Call(torch.randn(2, 5, 12), None, None, real, torch.randn(2, 5, 12))]
+    calls = [RecordedCall(torch.randn(2, 5, 12), None, None, real, torch.randn(2, 5, 12))]
     calibration.fit_gain(module.output_norm, calibration._pairs(module, calls, module.output_norm))
     assert module.output_norm.weight[0] == 1
     assert not module.output_norm.gate.any()
