@@ -76,9 +76,8 @@ class DataSection:
     validation: str | list[str] | dict[str, str] | None = None
     test: str | list[str] | dict[str, str] | None = None
 
-    needed: ClassVar[tuple[str, ...]] = (
-        "train",
-    )  # These splits must be given; a `path` has them by these names unless told others.
+    # These splits must be given; a `path` has them by these names unless told others.
+    needed: ClassVar[tuple[str, ...]] = ("train",)
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""

@@ -267,9 +267,8 @@ def build_trainer(
         decoding=decoding.translation_options(),
     )
     for name, dataset in prepared.evaluation.items():
-        with name_in_errors(
-            f"data.{name}"
-        ):  # This fails before training if rows cannot be dealt evenly to the processes.
+        # This fails before training if rows cannot be dealt evenly to the processes.
+        with name_in_errors(f"data.{name}"):
             trainer.get_eval_dataloader(dataset)
     add_transfer(trainer, recipe)
     return trainer
