@@ -9,7 +9,6 @@ both are computed. Reads top to bottom; the encoder–decoder families and the v
 import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import ModuleType
@@ -536,23 +535,23 @@ class AttentionMask:
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_MESH: ContextVar["DeviceMesh | None"] = ContextVar("context_parallel", default=None)
+# The innermost is the last. Threads share it, as the backward pass may run in one of its own.
+_MESHES: "list[DeviceMesh]" = []
 
 
 @contextmanager
 def sequence_on(mesh: "DeviceMesh") -> Iterator[None]:
     """Let the processes of a mesh of one dimension share every sequence."""
-    token = _MESH.set(mesh)
+    _MESHES.append(mesh)
     try:
         yield
     finally:
-        _MESH.reset(token)
+        _MESHES.pop()
 
 
 def number_of_processes() -> int:
     """How many processes share a sequence; 1 outside of `sequence_on`."""
-    mesh = _MESH.get()
-    return 1 if mesh is None else mesh.size()
+    return _MESHES[-1].size() if _MESHES else 1
 
 
 def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> Tensor:
@@ -561,9 +560,9 @@ def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> 
     Raises:
         ValueError: twice the number of processes does not divide the length.
     """
-    mesh = _MESH.get() if mesh is None else mesh
-    if mesh is None:
+    if mesh is None and not _MESHES:
         return states
+    mesh = _MESHES[-1] if mesh is None else mesh
     number, length = 2 * mesh.size(), states.shape[dim]
     if length % number:
         raise ValueError(f"a sequence has {length} tokens, but must have a multiple of {number} to be shared")
@@ -573,7 +572,7 @@ def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> 
 
 def all_rows(states: Tensor, dim: int = 1) -> Tensor:
     """The rows of all processes in their order; the backward pass adds up what all processes have of a gradient."""
-    if _MESH.get() is None:
+    if not _MESHES:
         return states
     pieces = [piece for part in _gather(states).chunk(number_of_processes()) for piece in part.chunk(2, dim)]
     return torch.cat([*pieces[::2], *pieces[::-2]], dim)
@@ -584,17 +583,17 @@ def _gather(states: Tensor) -> Tensor:
 
     # torch has the second name until 2.12.
     gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-    return gather(states.contiguous(), 0, _MESH.get())
+    return gather(states.contiguous(), 0, _MESHES[-1])
 
 
 def sum_of_processes(states: Tensor) -> Tensor:
     """Sum over all processes; so is its gradient."""
-    return states if _MESH.get() is None else _gather(states[None]).sum(0)
+    return _gather(states[None]).sum(0) if _MESHES else states
 
 
 def own_mask(mask: AttentionMask) -> AttentionMask:
     """The mask of the rows of this process."""
-    if _MESH.get() is None:
+    if not _MESHES:
         return mask
     return mask.of_rows(own_rows(torch.arange(mask.query_len, device=mask.device), 0))
 
