@@ -20,29 +20,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 6  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 8  # of the structures here and in decoder.py; counts up with that of attention.c
-VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
-# set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
+INTERFACE = 6  # Callers ask for it; it counts up when the arguments of the functions below change.
+LAYOUT = 8  # It numbers the structures here and in decoder.py, and counts up with that of attention.c.
+VARIABLE = "RELUFORMERS_NATIVE"  # Its value is an instruction set, or "off".
+# instruction set → capabilities that `torch.cpu.get_capabilities` must have; the fastest set comes first
 INSTRUCTION_SETS = {
     "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
     "avx2": ("avx2", "fma3"),
-    "bf16": ("bf16", "dot"),  # of ARM, as the next one
+    "bf16": ("bf16", "dot"),  # This one and the next are ARM's.
     "dotprod": ("dot",),
     "generic": (),
 }
-BY_NAME = "amx"  # taken only where `VARIABLE` asks for it: it was tested in emulation, and never timed
+BY_NAME = "amx"  # Only `VARIABLE` chooses it, because it was tested in emulation and never timed.
 INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_bf16")
 # in the order of vectors.h
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
-_ROWS_OF_A_TASK = 256  # at least, where a head is split
+_ROWS_OF_A_TASK = 256  # Where a head is split, a task has so many rows or more.
 _TASKS_OF_A_THREAD = 8
-_MOST_LANES = 16  # numbers of the widest vector
+_MOST_LANES = 16  # So many numbers fit into the widest vector.
 _DROPPED_ROW = 4096  # as in attention.c
-# of each row of queries
+# These are numbers of each row of queries.
 _STATISTICS = (
     "found_thresholds",
     "row_sums",
@@ -171,7 +171,7 @@ class _Call(Structure):
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
         """What both passes need."""
         (batch, heads, key_len, width), query_len = key.shape, query.shape[2]
-        groups = max(1, query.shape[1] // max(1, heads))  # heads of queries that share one of keys
+        groups = max(1, query.shape[1] // max(1, heads))  # So many heads of queries share one of keys.
         if value.shape[:3] != key.shape[:3] or query.shape != (batch, heads * groups, query_len, width):
             raise ValueError(f"shapes of states do not fit: {[list(states.shape) for states in (query, key, value)]}")
         call = cls(
@@ -342,11 +342,11 @@ def backward(
     batch, heads, query_len, head_dim = query.shape
     call = _Call.of(query, key, value, options)
     splits = call.splits = _splits(call, key.shape[2])
-    # those of the queries are sums over the tasks of a head, which take float32
+    # Gradients of queries are sums over the tasks of a head, which need float32.
     dtype = query.dtype if splits == 1 else torch.float32
     grad_query = query.new_empty(splits, batch, query_len, heads, head_dim, dtype=dtype)
     grad_key, grad_value = (_empty_states(states, states.shape[3]) for states in (key, value))
-    if options.key_padding_mask is not None:  # what is hidden is never looked at
+    if options.key_padding_mask is not None:  # Hidden keys and values are never read.
         grad_key.zero_()
         grad_value.zero_()
     groups = call.rows_per_position
@@ -443,7 +443,7 @@ def _is_built(name: str) -> bool:
     """Whether there is compiled code that knows these structures: an older build may lie beside newer sources."""
     try:
         layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
-    except OSError:  # built for another machine, or cut short
+    except OSError:  # The file was built for another machine, or cut short.
         return False
     return layout is not None and layout() == LAYOUT
 
@@ -451,7 +451,7 @@ def _is_built(name: str) -> bool:
 @functools.cache
 def _library(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(_file(name)))
-    if name == BY_NAME and not torch.cpu._init_amx():  # the system gives a process tiles when it asks for them
+    if name == BY_NAME and not torch.cpu._init_amx():  # Linux gives a process AMX tiles only when it asks for them.
         raise RuntimeError("the system gives no tiles of AMX to this process")
     for function in (getattr(library, name) for name in _SCRATCH_OF.values()):
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64

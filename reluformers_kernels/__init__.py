@@ -17,7 +17,7 @@ from .norms import norm
 from .search import SearchMixin, explain_search
 from .softmax1 import softmax1
 
-INTERFACE = 4  # what callers must ask for; counts up when what is above changes its arguments or its meaning
+INTERFACE = 4  # Callers ask for it; it counts up when a name above changes its arguments or its meaning.
 
 __all__ = [
     "ACTIVATIONS",

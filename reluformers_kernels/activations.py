@@ -10,7 +10,7 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 
-# φ, as the models' code has it
+# φ, as in the models' code
 _FUNCTIONS = {
     "relu": functional.relu,
     "relu2": lambda z: functional.relu(z).square(),
@@ -34,7 +34,7 @@ GRADIENTS = {
     "identity": lambda gradient, z, w: gradient,
 }
 ACTIVATIONS = tuple(GRADIENTS)
-# distributions Σ_j φ(a·z_ij − θ_i) = 1, whose θ_i is found for each row → φ, a, φ′ but for a factor
+# Distributions with Σ_j φ(a·z_ij − θ_i) = 1, where each row has its own θ_i → φ, a, and φ′ up to a factor.
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
@@ -86,7 +86,7 @@ class PassOptions(NamedTuple):
     needed_statistics: str = "none"
 
 
-TENSORS = PassOptions._fields.index("activation")  # so many fields are tensors or None, and come first
+TENSORS = PassOptions._fields.index("activation")  # The first fields are tensors or None.
 
 
 def can_scale_weights(options: PassOptions, dtype: torch.dtype) -> bool:

@@ -21,13 +21,14 @@ from .activations import GRADIENTS, PassOptions, activate, aten
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
-# elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
+# A block of weights has so many numbers for each thread; with its operands it must stay in a core's cache.
 _ELEMENTS = 2**19
-_ROWS = 512  # queries of a block at most
-_KEYS = 1024  # keys of a block at most
-# the least with causality, for each thread: several wait for each other at the end of each operation
+_ROWS = 512  # A block has at most so many queries.
+_KEYS = 1024  # A block has at most so many keys.
+# This is the least for each thread with causality, as threads wait for each other after each operation.
 _CAUSAL_ROWS = 64
-_CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diagonal are half in vain
+# There are at least so many blocks of queries, because half of each square on the diagonal is wasted.
+_CAUSAL_PARTS = 16
 
 
 @dataclass
@@ -49,14 +50,14 @@ class _Block:
     def weights(self, scores: Tensor, query: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [heads, queries, keys]."""
         of_rows = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
-        if of_rows is not None:  # weights near 0 are differences of large numbers
+        if of_rows is not None:  # Weights near 0 are differences of large numbers.
             of_rows = of_rows.expand(query.shape[:3])[self.place][..., None]
             scores = (at_least_float32(scores) - of_rows).to(scores.dtype)
         elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:
             scores -= options.threshold
-        if options.activation == "relu":  # in place: φ′ can be read off w
+        if options.activation == "relu":  # It is computed in place, because φ′ follows from w.
             return self.hide(scores.relu_()), None
         return self.hide(activate(options.activation, scores)), scores
 
@@ -65,7 +66,7 @@ class _Block:
         if self.mask is not None:
             weights = weights.masked_fill(~self.mask, 0.0)
         if self.diagonal is not None and self.diagonal + 1 < weights.shape[2]:
-            first = max(self.diagonal, 0)  # keys before it are seen by every query of the block
+            first = max(self.diagonal, 0)  # Every query of the block sees the keys before it.
             weights[..., first:].tril_(self.diagonal - first)
         return weights
 
@@ -104,7 +105,7 @@ def _blocks(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, has_all_keys: bool = False
 ) -> Iterator[_Block]:
     """Everything with a visible pair, cut so that a block is neither too big nor copied to be made."""
-    # D is drawn block by block: both passes need the same ones, whatever happens to the threads in between
+    # D is drawn block by block from a seed, so that both passes draw the same.
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements, dtype, number = _ELEMENTS * threads, compute_dtype(query), 0
     (batch, heads, query_len, _), offset = query.shape, options.causal_offset
@@ -116,7 +117,7 @@ def _blocks(
         bounds = [None if part is None else part[row % len(part)] for part in (options.first_keys, options.last_keys)]
         columns = max(1, seen.stop - seen.start)
         columns = columns if has_all_keys else min(columns, _KEYS)
-        # a product of one head is shared badly by several threads
+        # Several threads share a product of one head badly.
         heads_at_once = max(1, min(heads, max(threads, elements // max(1, rows * columns))))
         height = max(1, min(rows, elements // (heads_at_once * columns)))
         for head in range(0, heads, heads_at_once):
@@ -141,7 +142,7 @@ def _visible_range(key_padding_mask: Tensor | None, row: int, key_len: int) -> t
     if key_padding_mask is None:
         return slice(0, key_len), None
     visible = key_padding_mask[row]
-    if visible.device.type != "cpu":  # to look would make the host wait
+    if visible.device.type != "cpu":  # Looking at it would make the host wait.
         return slice(0, key_len), visible
     places = visible.nonzero()
     if len(places) == 0:
@@ -203,15 +204,15 @@ def blockwise_forward(
     batch, heads, query_len, _ = query.shape
     key, value = _for_each_head(query, key), _for_each_head(query, value)
     number, wide = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics], wide_dtype(query.dtype)
-    # in bfloat16 a long sum would swallow its small terms
+    # In bfloat16 a long sum would lose its small terms.
     output = query.new_zeros(batch, query_len, heads, value.shape[-1], dtype=wide).transpose(1, 2)
     sums = [query.new_zeros(query.shape[:3], dtype=wide) for _ in range(number)]
     scratch = _Scratch()
     for block in _blocks(query, key, value, options):
-        # on the queries, of which there are fewer numbers than scores
+        # The queries are multiplied, because there are fewer of them than scores.
         scores = scratch.bmm(block.take(query) * options.scale, block.key.transpose(1, 2))
         weights, _ = block.weights(scores, query, options)
-        # of weights before dropout, as the reference takes them
+        # Statistics are of weights before dropout, as in the reference.
         if sums:
             for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=True):
                 total[block.place].add_(numbers)
@@ -241,7 +242,7 @@ def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
 
     Both are convex in θ and fall, so that steps from the largest z − 1 on never go too far.
     """
-    # θ is not below it: there the largest score alone gives a sum of 1
+    # θ is at least this, where the largest score alone gives a sum of 1.
     lowest = scores.amax(-1, keepdim=True) - 1
     scores = scores - lowest
     threshold = torch.zeros_like(lowest)
@@ -256,7 +257,7 @@ def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
         if not (more > torch.finfo(more.dtype).eps).any():
             break
         threshold += more.clamp_min_(0)
-    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # where nothing is seen
+    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # A query that sees nothing has θ = ∞.
 
 
 def blockwise_backward(
@@ -275,7 +276,7 @@ def blockwise_backward(
     if options.row_factors is not None:
         grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim, dtype=wide).transpose(1, 2)
-    # lying down, as products are faster so
+    # They are transposed, because products are faster so.
     grad_key, grad_value = (states.new_zeros(states.mT.shape, dtype=wide) for states in (key, value))
     scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
     is_of_rows = _has_thresholds_of_rows(options)
@@ -293,7 +294,7 @@ def blockwise_backward(
             grad_weights += block.take(grad_row_sums)[..., None]
         if grad_weighted_logs is not None:
             grad_weights += block.take(grad_weighted_logs)[..., None] * _log_derivative(weights)
-        if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
+        if activation == "relu":  # It is computed in place. A masked weight is 0, and so is its gradient.
             grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
         else:
             grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)

@@ -5,8 +5,9 @@
 from os import environ
 from types import ModuleType
 
-KERNELS_VARIABLE = "RELUFORMERS_KERNELS"  # repository of kernels, "owner/name"; nothing is looked for without it
-NATIVE_INTERFACE = 6  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
+# It names a repository of kernels, "owner/name"; without it nothing is downloaded.
+KERNELS_VARIABLE = "RELUFORMERS_KERNELS"
+NATIVE_INTERFACE = 6  # It counts up with `INTERFACE` of native/__init__.py, and is the version of the repository.
 
 
 def _find_native() -> ModuleType | None:
@@ -26,7 +27,7 @@ def _find_native() -> ModuleType | None:
         from kernels import get_kernel
     except ImportError as error:
         raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, which needs kernels: pip install kernels") from error
-    # whoever sets the variable trusts what it names
+    # Who sets the variable trusts the repository that it names.
     native = get_kernel(name, version=NATIVE_INTERFACE, backend="cpu", trust_remote_code=True).native
     if native.INTERFACE != NATIVE_INTERFACE:
         found = f"whose compiled code is of version {native.INTERFACE}, but must be of {NATIVE_INTERFACE}"

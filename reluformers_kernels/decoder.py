@@ -29,15 +29,15 @@ from .tensors import is_watched
 
 try:
     native_decoder = native and importlib.import_module(f"{native.__name__}.decoder")
-except ImportError:  # a repository of kernels has the attention alone
+except ImportError:  # A repository of kernels has the attention alone.
     native_decoder = None
 
-FIRST_CAPACITY = 64  # tokens that there is room for at first, behind the prompt
-_KEPT = "_translator"  # name of the attribute of a model that keeps its `Translator`
-_PROVEN = "_proven_translator"  # and of the one that keeps what was proven: `structure` and parts
+FIRST_CAPACITY = 64  # At first there is room for so many tokens after the prompt.
+_KEPT = "_translator"  # A model keeps its `Translator` in this attribute.
+_PROVEN = "_proven_translator"  # This attribute keeps which `structure` and parts were proven.
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
-_COLLECTORS = "transformers.utils.output_capturing"  # whose hooks look on
+_COLLECTORS = "transformers.utils.output_capturing"  # Its hooks only look on.
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
 _BACKENDS = ("eager", "fused")
@@ -97,8 +97,8 @@ class Translator:
         config = model.config
         if config._attn_implementation not in _BACKENDS:
             raise Unknown(f"attn_implementation is {config._attn_implementation!r}")
-        self.known: tuple | None = None  # what the last `Call` of search.py has come to
-        self.refusal: str | None = None  # how a comparison with PyTorch failed
+        self.known: tuple | None = None  # It holds the last `Call` of search.py with its result.
+        self.refusal: str | None = None  # It says how a comparison with PyTorch failed.
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.read: dict[nn.Module, None] = dict.fromkeys((model, model.model))
@@ -144,7 +144,7 @@ class Translator:
             if found is None or not found.is_current(model):
                 found = vars(model)[_KEPT] = cls(model)
         except Unknown:
-            vars(model).pop(_KEPT, None)  # it would keep weights alive
+            vars(model).pop(_KEPT, None)  # It would keep the weights in memory.
             raise
         if found.refusal is not None:
             raise Unknown(found.refusal)
@@ -157,7 +157,7 @@ class Translator:
         is_same = self.seen[0].module is model and all(seen.is_same() for seen in self.seen)
         return is_same and self.fields == _fields_of(model)
 
-    def __reduce__(self):  # a copy of a model reads itself anew
+    def __reduce__(self):  # A copy of a model is read anew.
         return type(None), ()
 
     def _keep(self, value: Any) -> Any:
@@ -171,7 +171,7 @@ class Translator:
 
     def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
         """Numbers in float32 that are computed anew for each call."""
-        with torch.inference_mode(False):  # the next call may be outside of it, and write there
+        with torch.inference_mode(False):  # A later call outside of inference mode may write to it.
             numbers = compute().detach().float().clone()
         self.derived.append((compute, numbers))
         return numbers
@@ -179,7 +179,7 @@ class Translator:
     def _vector(self, tensor: Tensor | None) -> Tensor | None:
         if tensor is None or tensor.dtype == torch.float32:
             return tensor
-        memory = tensor.detach()  # another thread may give the parameter other memory
+        memory = tensor.detach()  # Another thread may give the parameter other memory.
         return self._derive(lambda: memory)
 
     def _vector_or(self, tensor: Tensor | None, number: float) -> Tensor:
@@ -347,7 +347,7 @@ class Translator:
             if not is_encoded:
                 ours["states"] = self.encode(source, mask)[mask]
             self._search(source, mask, prompt, options, ours["logits"])
-        except Unknown:  # a number is infinite or NaN, perhaps in PyTorch as well
+        except Unknown:  # A number is infinite or NaN, perhaps in PyTorch too.
             ours["logits"].fill_(torch.nan)
         for name, numbers in ours.items():
             distance = float((numbers - theirs[name]).norm() / theirs[name].norm().clamp_min(1e-30))
@@ -465,7 +465,7 @@ class Translator:
         rules = (native_decoder.Rule * len(held_rules))(*held_rules)
         search.rules, search.rule_count = ctypes.addressof(rules), len(rules)
         running = torch.full((sentences, beams), -1e9)
-        running[:, 0] = 0  # at first all beams are the same
+        running[:, 0] = 0  # At first all beams are equal, so only the first one counts.
         search.keep(
             source_cache=running.new_empty(self.decoder.layer_count, 2 * search._states.numel()),
             tokens=tokens,
@@ -491,17 +491,17 @@ class Translator:
 class SearchOptions(NamedTuple):
     """What is searched."""
 
-    beams: int  # of a sentence; 1 is greedy
+    beams: int  # for each sentence; 1 means greedy search
     returned: int  # hypotheses of a sentence
-    max_length: int  # most tokens of a row
-    padding: int  # behind the last token
+    max_length: int  # A row has at most so many tokens.
+    padding: int  # It fills a row after its last token.
     ends: list[int]  # tokens that end a sentence
-    # tokens, first and last length (exclusive) of the rows that they are for, and whether they are forced or banned
+    # Each rule has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it forces or bans.
     rules: list[tuple[list[int], int, int, bool]]
     early_stopping: bool | str  # as in `generate`, but never "never" without a positive penalty
     alpha: float
     offset: int
-    is_renormalized: bool = False  # log P are those of the tokens that no rule forbids
+    is_renormalized: bool = False  # If true, log P is taken over the tokens that no rule forbids.
 
     def penalties(self, length: int | Tensor) -> float | Tensor:
         """What log P of n new tokens is divided by: ((n + offset) / (1 + offset))^α."""
@@ -537,7 +537,7 @@ def _check_fields(config: Any, known: str) -> None:
 def _check_names(module: nn.Module, known: str) -> None:
     """Look for parameters, buffers, modules and attributes that the compiled code would leave out."""
     owners = [module._parameters, module._buffers, module._modules]
-    if not hasattr(module, "config"):  # a model of transformers has attributes that change with its version
+    if not hasattr(module, "config"):  # A model of transformers has attributes that change with its version.
         owners.append({name: value for name, value in vars(module).items() if not name.startswith("_")})
     names = {name for owner in owners for name, value in owner.items() if value is not None} - {"training"}
     if type(module) is nn.Embedding:
@@ -602,7 +602,7 @@ class _Seen(NamedTuple):
     children: dict[str, nn.Module | None]
     tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]  # owner, name, tensor, place, shape, dtype
     settings: list[tuple[str, Any]]  # numbers and names among its attributes
-    size: int | None  # how many attributes it has, if it gains none
+    size: int | None  # the number of its attributes, if that never grows
 
     def is_same(self, has_same_memory: bool = True) -> bool:
         """Whether the module still computes that, on weights in the same memory if that is asked for."""
@@ -644,7 +644,7 @@ def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     tensors = [(*one, one[-1].data_ptr(), one[-1].shape, one[-1].dtype) for one in found]
     settings = [(name, value) for name, value in own.items() if type(value) in (bool, int, float, str, type(None))]
     settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
-    size = None if is_model or kind is PackedLinear else len(own)  # both gain attributes
+    size = None if is_model or kind is PackedLinear else len(own)  # Both gain attributes in use.
     seen = _Seen(module, kind, dict(module._modules), tensors, settings, size)
     # Another thread may give a weight other memory meanwhile: the structures hold what they point to.
     if not seen.is_same(has_same_memory=False):

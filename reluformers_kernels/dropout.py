@@ -31,7 +31,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx, grad_output):
         if are_plain(grad_output):
             return _Dropout.apply(grad_output, *ctx.options), None, None
-        # many gradients at once
+        # vmap asks for many gradients at once.
         return grad_output * native.dropout(torch.ones(ctx.shape, dtype=grad_output.dtype), *ctx.options), None, None
 
 
@@ -43,7 +43,7 @@ def keep_factors(states: Tensor, probability: float, generator: torch.Generator 
     if states.device.type != "cpu":
         kept = 1 - probability
         return torch.empty_like(states).bernoulli_(kept, generator=generator).div_(kept)
-    # bernoulli_ spends a 64-bit number on each element where the processor is not Intel's; this spends 16 bits
+    # On CPUs other than Intel's, bernoulli_ draws 64 bits for each element; this draws 16.
     words = torch.empty(-(-states.numel() // 4), dtype=torch.int64, device=states.device)
     words.random_(-(2**63), None, generator=generator)
     dropped = min(round(probability * 2**16), 2**16 - 1)

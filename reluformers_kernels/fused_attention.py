@@ -45,7 +45,7 @@ from .tensors import (
 def _passes(computation: str) -> tuple[Callable, Callable, Callable]:
     """The forward and the backward pass of a fused computation, and what finds the thresholds of rows."""
     if computation == "triton":
-        # only where there is a GPU: slow to import
+        # It is imported only where there is a GPU, because the import is slow.
         from .triton_attention import triton_backward, triton_forward, triton_thresholds
 
         return triton_forward, triton_backward, triton_thresholds
@@ -73,7 +73,7 @@ def _rectified(options: PassOptions, thresholds: Tensor | None = None) -> PassOp
 def _run_forward(query, key, value, computation, options) -> tuple[Tensor | None, ...]:
     """The output, the statistics that are needed, and the thresholds that were found."""
     forward, _, find_thresholds = _passes(computation)
-    # the operands have one dtype by now; autocast would round the sums inside as well
+    # The operands have one dtype by now, and autocast would also round the sums inside.
     with without_autocast(query.device.type):
         thresholds = None
         if options.activation in RECTIFIED:
@@ -138,7 +138,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
     grad_query = empty_heads_inside(query)
     if computation in ("native", "triton"):
         grads = [empty_heads_inside(states) for states in (key, value)]
-    else:  # made lying down, [width, length]
+    else:  # They were made transposed, [width, length].
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
     shape = query.shape[:3] if threshold is not None and threshold.dim() == 3 else ()
     return grad_query, *grads, query.new_empty(shape, dtype=wide_dtype(query.dtype))
@@ -152,7 +152,7 @@ def _save_for_backward(ctx, inputs, output) -> None:
     tensors, ctx.others = options[:TENSORS], options[TENSORS:]
     ctx.save_for_backward(query, key, value, *tensors)
     ctx.mark_non_differentiable(*(part for part in (nonzeros, thresholds) if part is not None))
-    # a gradient that nobody asked for stays None, and no zeros are made for it
+    # A gradient that nobody asked for stays None instead of zeros.
     ctx.set_materialize_grads(False)
 
 
@@ -160,7 +160,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, *_) -> tuple[
     """Gradients in the order of the operator's arguments."""
     query, key, value, *tensors = ctx.saved_tensors
     options = PassOptions(*tensors, *ctx.others)
-    # a loss may be of the statistics alone
+    # A loss may depend on the statistics alone.
     if grad_output is None:
         grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
     if options.needed_statistics == "none":
@@ -201,7 +201,7 @@ class _SumToOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, output, row_sums):
-        # a null row becomes 0, and so does its gradient
+        # A null row gives 0, and so does its gradient.
         divisor = row_sums.masked_fill(row_sums == 0, torch.inf)[..., None]
         output = (output / divisor).to(output.dtype)
         ctx.save_for_backward(output, divisor)
@@ -281,7 +281,7 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    # in words that the compiler can trace
+    # It is written so that the compiler can trace it.
     known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
@@ -307,7 +307,7 @@ def rectified_attention(
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
-        offset = None if offset >= key.shape[2] - 1 else offset  # every query sees every key
+        offset = None if offset >= key.shape[2] - 1 else offset  # Every query sees every key.
     is_learned = isinstance(threshold, Tensor)
     options = PassOptions(
         learned_threshold=threshold.reshape(()) if is_learned else None,
@@ -326,7 +326,7 @@ def rectified_attention(
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
         counts = _key_counts(query, key, options)
-        if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would be one more kernel on a GPU
+        if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would start one more kernel on a GPU.
             counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
     found = None
@@ -368,40 +368,41 @@ def attention(
     if computation is None:
         return None
     needed = options.needed_statistics
-    if normalizer == "sum" and query.dtype == torch.float16:  # a divisor keeps sums within its range, and cancels
+    # A divisor cancels, but keeps sums within the range of float16.
+    if normalizer == "sum" and query.dtype == torch.float16:
         divisor = float(max(1, key.shape[2]))
     if computation == "single_query":
         return _attend_once(query, key, value, options, divisor, normalizer), None, None, None
     is_sparse, divides_sums = options.activation in RECTIFIED, divide_statistics or normalizer == "sum"
-    # a compiler would take the quotient of a length for a constant, and compile anew for each
+    # A compiler would take the quotient for a constant, and compile anew for each length.
     is_number = isinstance(divisor, float | int) and not torch.compiler.is_compiling()
     is_number = is_number and (divides_sums or needed == "none")
     changes = {}
     if is_number and can_scale_weights(options, query.dtype):
-        # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
+        # φ(a·q·k) / c = φ((a/c)·q·k), so nothing is left to do for each row.
         changes, divisor = {"scale": options.scale / divisor}, None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     if divisor is not None and options.row_factors is None:
         changes["row_factors"] = factors_of_rows(divisor, query)
     if options.key_padding_mask is not None and len(options.key_padding_mask) < query.shape[0]:
         changes["key_padding_mask"] = options.key_padding_mask.expand(query.shape[0], -1)
-    if options.dropout > 0:  # the backward pass draws the same dropout from it, so that no mask is kept
+    if options.dropout > 0:  # The backward pass draws the same dropout from the seed, so no mask is kept.
         changes["seed"] = torch.randint(2**62, (), device=query.device)
     if needed == "none" and (is_sparse or normalizer == "sum"):
         changes["needed_statistics"] = "sums"
     if changes:
         options = options._replace(**changes)
     is_plain = are_plain(query, key, value)
-    # a compiler or a mode follows operators and gets one; for plain tensors the passes are called past it, faster
+    # Compilers and modes need an operator. Plain tensors skip it, which is faster.
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:
         outputs = _operator(query, key, value, computation, *options)
     elif torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in trained):
         outputs = _Function.apply(*trained, computation, options)
-    else:  # most calls without gradients are short ones
+    else:  # Most calls without gradients are short.
         outputs = _run_forward(query, key, value, computation, options)
     output, row_sums, weighted_logs, nonzeros, _ = outputs
-    if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
+    if is_learned:  # The factor is 1 and has the gradient of 1 / divisor, because fp16 could not hold undivided sums.
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":
         return output, None, None, None
@@ -434,7 +435,7 @@ def _attend_once(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, divisor: float | Tensor | None, normalizer: str
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
-    shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))  # heads that share a head of keys
+    shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))  # Some heads share a head of keys.
     scores = (query * options.scale).reshape(*shape, -1) @ key.transpose(-1, -2)
     if options.learned_threshold is not None:
         scores = scores - options.learned_threshold.expand(query.shape[:3]).reshape(*shape, 1)
@@ -464,7 +465,7 @@ def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | in
         if offset is None:
             counts = key_len if padding is None else padding.sum(-1)[:, None, None, None]
             return max(counts, 1) if padding is None else counts.clamp_min(1).to(wide_dtype(query.dtype))
-        if padding is None:  # few operations: GPUs wait for their starts
+        if padding is None:  # Few operations are used, because GPUs wait for each start.
             places = (offset + 1, offset + 1 + query.shape[2])
             counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
             return counts.clamp_(1, max(key_len, 1))[None, None, :, None]

@@ -63,15 +63,15 @@ def quantize_int8(model: nn.Module) -> nn.Module:
         The same model.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says that its quantised tensors will go
+        warnings.simplefilter("ignore")  # PyTorch warns that its quantised tensors are deprecated.
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
                 is_torchao = hasattr(getattr(layer, "weight", None), "qdata")
-                # not `isinstance`: a subclass may compute something else
+                # A subclass may compute something else, so `isinstance` would be wrong.
                 if type(layer) is nn.Linear or hasattr(layer, "unit_weight") or is_torchao:
                     setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
-        # the packed weights are for this processor, and would open on no other
+        # Packed weights are for this CPU and would open on no other.
         model.save_pretrained = _refuse_saving
     return model.eval()
 
@@ -93,7 +93,7 @@ def _quantized_weight(layer: nn.Module) -> Tensor:
         if integers.dtype != torch.int8 or len(scales) != layer.out_features:
             raise ValueError(f"weights are quantised to {integers.dtype}, but must have int8 and a scale for each row")
         return torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)
-    # FixNorm's output layer: its rows are final in inference
+    # Rows of FixNorm's output layer do not change in inference.
     weight = layer.unit_weight() if hasattr(layer, "unit_weight") else layer.weight
     scales = (weight.abs().amax(1).double() / 127.5).clamp_min(torch.finfo(weight.dtype).eps)
     return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)

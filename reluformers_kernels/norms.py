@@ -12,7 +12,7 @@ from .compiled import native
 from .tensors import NAMESPACE, is_dispatched, is_traced
 
 _PLAIN = (Tensor, nn.Parameter)
-FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code on a CPU costs more than it saves
+FEWEST_NUMBERS = 2**14  # For fewer numbers, a call of compiled code costs more than it saves.
 
 
 def norm(
@@ -34,19 +34,20 @@ def norm(
 
 def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
-    if is_traced():  # graphs fuse norms by themselves
+    if is_traced():  # Compilers fuse norms themselves.
         return False
     device, width = states.device, states.shape[-1]
     if device.type == "cpu":
         is_known = native is not None and states.dtype in native.DTYPES and native.is_available()
         is_known = is_known and states.numel() >= FEWEST_NUMBERS
     elif device.type == "cuda":
-        from .triton_norms import can_take  # only where there is a GPU: triton takes long to import
+        # It is imported only where there is a GPU, because Triton takes long to import.
+        from .triton_norms import can_take
 
         is_known = can_take(states)
     else:
         return False
-    # whatever else there is, PyTorch takes or refuses it
+    # PyTorch takes or refuses all other input.
     is_known = is_known and type(states) in _PLAIN
     if gain is not None:
         is_known = is_known and type(gain) in _PLAIN and gain.device == device and gain.shape in ((width,), (1,))
@@ -81,7 +82,7 @@ def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor
 
 
 _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
-# for dispatch modes, which follow operators; other calls go past the dispatch, which takes longer than a small norm
+# Dispatch modes need an operator. Other calls skip the dispatch, which takes longer than a small norm.
 _forward_operator = torch.library.custom_op(
     f"{NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
 )
@@ -110,7 +111,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+        if torch.is_grad_enabled():  # Somebody wants gradients of these gradients.
             trained = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
             output = ctx.plain(*inputs, *ctx.options)
             found = iter(torch.autograd.grad(output, trained, grad_output, create_graph=True))

@@ -35,15 +35,16 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .decoder import SearchOptions, Translator, Unknown, are_tokens
 
-# the last one reads `stop_strings`, which are a criterion of their own
+# `tokenizer` reads `stop_strings`, which become a stopping criterion.
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
-# what the search of transformers calls at each step, and the compiled one does not
+# transformers' search calls these at each step, and the compiled one does not.
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_PLAIN = (int, float, str, list, tuple, dict, type(None))  # a bool is an int
+_PLAIN = (int, float, str, list, tuple, dict, type(None))  # A bool is an int.
 _FOREVER = 2**31
 # a configuration, and the pair that a search by another penalty replaces, which `find_options` knows
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
-_OTHER_CALLS = ("custom_generate", "encoder_outputs")  # options of `generate` that prepare something else each time
+# With these options, `generate` prepares something else each time.
+_OTHER_CALLS = ("custom_generate", "encoder_outputs")
 # of a thread: `source`, the tokens of the call that `generate` prepares, and `found`, options and prompt of its search
 _SEARCHING = threading.local()
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class SearchMixin(GenerationMixin):
         if SearchMixin in cls.__bases__:
             cls._step_methods = {name: getattr(cls, name) for name in _STEP_METHODS}
 
-    search_fallback: str | None = None  # why transformers made the last search, and not compiled code
+    search_fallback: str | None = None  # It says why transformers made the last search, and not compiled code.
 
     def _is_replaced(self) -> bool:
         """Whether a method that only the search of transformers calls is another than this search was written for."""
@@ -161,11 +162,12 @@ def check_asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dic
         raise Unknown("sampling")
     if generation_config.return_dict_in_generate:
         raise Unknown("return_dict_in_generate")
-    cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))  # the former from transformers 5.24 on
+    # transformers calls it `cache` from 5.24 on.
+    cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
     is_plain = isinstance(cache, EncoderDecoderCache) and type(cache.self_attention_cache) is DynamicCache
     if not (generation_config.use_cache and is_plain and cache.get_seq_length() == 0):
         raise Unknown("another cache than an empty dynamic one")
-    # a streamer and `synced_gpus` are among these
+    # A streamer and `synced_gpus` are among these.
     for name, value in model_kwargs.items():
         if name not in KNOWN_INPUTS and value is not None and value is not False:
             raise Unknown(f"{name} is given to generate")
@@ -182,7 +184,7 @@ class Call:
         self.model, self.key, self.translator = model, None, None
         others = dict(others)
         is_usual = not any(others.get(name) is not None for name in _OTHER_CALLS)
-        is_usual &= inputs is None or others.get("input_ids") is None  # or else transformers raises
+        is_usual &= inputs is None or others.get("input_ids") is None  # Otherwise transformers raises.
         mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
         values = [value for part in (others, *configs) for value in part.values()]
@@ -194,7 +196,7 @@ class Call:
             try:
                 with torch.no_grad():
                     found = Translator.of(model)
-            except Unknown:  # the search says why
+            except Unknown:  # The search itself says why.
                 return
             if ids.shape[1] <= found.positions and are_tokens(ids, found.vocabularies[0]):
                 self.translator, self.source, self.mask = found, ids, mask.bool()
@@ -242,7 +244,7 @@ def find_options(
     vocabulary = model.lm_head.out_features
     if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
         raise Unknown("a forced token that the vocabulary does not have")
-    # where one forbids what another forces, their order counts
+    # Where one rule forbids a token that another forces, their order counts.
     banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
     if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
         raise Unknown("a token that is forced and forbidden")
@@ -254,7 +256,7 @@ def find_options(
             max_length = min(max_length, criterion.max_length)
         else:
             raise Unknown(type(criterion).__name__)
-    # a search that divides by another penalty says by which
+    # A search by another length penalty names it.
     finishing = vars(model).get("_update_finished_beams")
     offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
     if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
@@ -262,8 +264,8 @@ def find_options(
     padding = config._pad_token_tensor
     if beams > 1:
         end_tokens = config._eos_token_tensor
-        padding = padding or end_tokens[0] if end_tokens is not None else -1  # as there: 0 is no padding
-    early_stopping = config.early_stopping is True  # as there: None and 1 are no early stop
+        padding = padding or end_tokens[0] if end_tokens is not None else -1  # As in transformers, 0 is no padding.
+    early_stopping = config.early_stopping is True  # As in transformers, None and 1 do not stop early.
     if config.early_stopping == "never" and config.length_penalty > 0:
         early_stopping = "never"
     return SearchOptions(
@@ -290,7 +292,8 @@ def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[i
             rules.append(([processor.bos_token_id], 1, 2, True))
         elif type(processor) is ForcedEOSTokenLogitsProcessor:
             length = processor.max_length
-            rules.append((sorted(processor.eos_token_id.tolist()), length - 1, length, True))  # the first one is taken
+            # transformers takes the first one.
+            rules.append((sorted(processor.eos_token_id.tolist()), length - 1, length, True))
         elif type(processor) is MinLengthLogitsProcessor:
             rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))
         elif type(processor) is MinNewTokensLengthLogitsProcessor:

@@ -41,13 +41,13 @@ TILES = {
         256: ((128, 64, 8, 2), (64, 32, 4, 2)),
         "float32": ((64, 32, 4, 2), (16, 32, 4, 1)),
     },
-    "keys": {  # gradients of keys and values: a program owns keys and walks over the queries
+    "keys": {  # For gradients of keys and values, a program owns keys and walks over the queries.
         64: ((64, 128, 8, 3), (64, 64, 4, 2)),
         128: ((64, 128, 8, 3), (32, 64, 4, 2)),
         256: ((32, 64, 8, 2), (16, 64, 8, 2)),
         "float32": ((32, 32, 8, 2), (16, 16, 8, 1)),
     },
-    "queries": {  # gradients of queries: a program owns queries and walks over the keys
+    "queries": {  # For gradients of queries, a program owns queries and walks over the keys.
         64: ((128, 128, 8, 2), (64, 64, 4, 2)),
         128: ((128, 64, 8, 3), (64, 32, 4, 3)),
         256: ((128, 32, 8, 2), (64, 16, 8, 2)),
@@ -55,7 +55,7 @@ TILES = {
     },
 }
 TILES["thresholds"] = TILES["forward"] | {128: TILES["forward"][64]}
-LARGE_MEMORY = 200 * 2**10  # bytes of shared memory that the first tiles are for
+LARGE_MEMORY = 200 * 2**10  # The first tiles need so many bytes of shared memory.
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = (16, 16, 4, 1)
 SHORT = 256
@@ -63,7 +63,7 @@ SHORT = 256
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
-OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smallest tiles
+OLDEST_CAPABILITY = (8, 0)  # Ampere has bfloat16, and shared memory for the smallest tiles.
 
 
 def _dropped_bytes(options: PassOptions) -> int:
@@ -84,7 +84,7 @@ def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
 
 @torch.compiler.assume_constant_result
 def _runs_kernels(device: torch.device) -> bool:
-    return _is_usable(device)  # a compiler that met the cache would trace past it
+    return _is_usable(device)  # A compiler would trace past the cache.
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def _compiles(device: torch.device) -> bool:
     try:
         with torch.cuda.device(device):
             touch_kernel[(1,)](torch.empty(1, device=device))
-    except Exception as error:  # whatever compiler and driver raise
+    except Exception as error:  # Compiler and driver raise errors of any kind.
         reason = str(error).strip().partition("\n")[0]
         logger.warning(f"triton compiles nothing here, so attention is computed in PyTorch, slower: {reason}")
         return False
@@ -115,7 +115,7 @@ def triton_forward(
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
-    # a scale above 0 may be taken out of φ and multiply the output once, in place of every score
+    # A scale above 0 leaves φ and multiplies the output once instead of every score.
     waits = can_scale_weights(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
     numbers = options.scale, output_scale
@@ -173,7 +173,7 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
-    # kernels read whole rows at a time, so the numbers of one must lie side by side
+    # Kernels read whole rows, so the numbers of a row must lie side by side.
     return states if states.stride(-1) == 1 else states.contiguous()
 
 
@@ -221,9 +221,9 @@ def _launch(
     seed = options.seed if dropped > 0 else None
     strides = [stride for part in states for stride in part.stride()[:3]]
     tensors = (*states, *rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds)
-    # beyond these bounds all or nothing is seen
+    # Beyond these bounds a query sees all keys or none.
     offset = min(max(options.causal_offset or 0, -query_len), key_len)
-    # a 1 that has no point would be compiled in
+    # Triton would compile an integer 1 into the kernel, but not 1.0.
     others = (*of_thresholds, float(options.threshold), *map(float, numbers))
     others += (key_heads, query_len * group, key_len, offset, row_batches, bound_batches, dropped)
     queries, keys, warps, stages = tile_of(name, query.dtype, head_dim, max(query_len, key_len), query.device)
@@ -234,7 +234,7 @@ def _launch(
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())  # triton's own next_power_of_2 takes longer than its launch
+    return max(16, 1 << (head_dim - 1).bit_length())  # Triton's own next_power_of_2 takes longer than a launch.
 
 
 def tile_of(

@@ -62,9 +62,9 @@ def forward_kernel(
     query = head_of(query, q0, q1 * GROUP, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
     factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)
-    # float16 may overflow if weights are divided after they are rounded
+    # float16 may overflow if weights are divided after they are rounded.
     IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
-    # sums are in float32, whatever the inputs are
+    # Sums are in float32, whatever the inputs are.
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
@@ -106,7 +106,7 @@ def forward_kernel(
                 weights = tl.where(kept, weights, 0.0)
             if IS_HALF:
                 weights *= factors[:, None]
-            # keys that were not loaded have values of 0, so their weights do not matter
+            # Keys that were not loaded have values of 0, so their weights do not matter.
             output_tile = tl.dot(weights.to(value_tile.dtype), value_tile, output_tile, input_precision=PRECISION)
     if not IS_HALF:
         output_tile *= factors[:, None]
@@ -152,7 +152,7 @@ def threshold_kernel(
         key_tile = load_tile(key, first, k2, 0, seen, 1, HEAD_DIM, PADDED_DIM, KEYS)
         scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
         largest = tl.maximum(largest, tl.max(scores, 1))
-    # a row that sees no key: its θ is ∞, so that all its weights are 0
+    # A row that sees no key has θ = ∞, so all its weights are 0.
     is_null = largest == float("-inf")
     lowest = tl.where(is_null, 0.0, largest - 1.0)
     found_threshold = tl.zeros([QUERIES], tl.float32)
@@ -175,7 +175,7 @@ def threshold_kernel(
         excess = total - (1.0 if ACTIVATION == "relu" else tl.sqrt(total))
         more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
         found_threshold += more
-        steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # what float32 can add to 1
+        steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # float32 can add nothing smaller to 1.
     store_statistic(found, tl.where(is_null, float("inf"), lowest + found_threshold), place, rows, query_len, GROUP)
 
 
@@ -317,7 +317,7 @@ def query_kernel(
                 if row_sum_grads is not None:
                     grads = tl.where(seen[None, :], grads, 0.0)
                 grad_sum += tl.sum(grads, 1)
-            # keys that were not loaded are 0, so the gradients of their scores do not matter
+            # Keys that were not loaded are 0, so the gradients of their scores do not matter.
             grad_query_tile = tl.dot(grads.to(key_tile.dtype), key_tile, grad_query_tile, input_precision=PRECISION)
     if row_sum_grads is None and not IS_HALF:
         grad_query_tile *= factors[:, None]

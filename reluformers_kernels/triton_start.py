@@ -8,7 +8,7 @@ from torch import Tensor
 from .triton_functions import IS_INTERPRETED, triton
 
 MOST_KEPT = 256
-_kept: dict[tuple, object] = {}  # compiled kernels, by all that they were compiled for
+_kept: dict[tuple, object] = {}  # The key holds all that a kernel was compiled for.
 
 
 def start(
@@ -58,7 +58,7 @@ def start(
             _kept[key] = compiled
         return
     stream = triton.runtime.driver.active.get_current_stream(device)
-    handles = (compiled.function, compiled.packed_metadata, None, None, None)  # no hooks of profilers
+    handles = (compiled.function, compiled.packed_metadata, None, None, None)  # None stands for a profiler's hooks.
     compiled.run(programs, 1, 1, stream, *handles, *pointers, *strides, *numbers, *constants)
 
 
