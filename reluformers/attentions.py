@@ -131,7 +131,7 @@ def register_attention(
     register(name, InterfaceAttention(config, activation))
 
 
-def _ours(name: Any) -> InterfaceAttention | None:
+def named_attention(name: Any) -> InterfaceAttention | None:
     """The attention of ours behind a name, or None."""
     attention = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
     return attention if isinstance(attention, InterfaceAttention) else None
@@ -139,7 +139,7 @@ def _ours(name: Any) -> InterfaceAttention | None:
 
 def is_ours(name: Any) -> bool:
     """Whether an attention of this library has this name."""
-    return _ours(name) is not None
+    return named_attention(name) is not None
 
 
 def check_attention(model_class: type, config: PreTrainedConfig, attention: AttentionConfig, name: str) -> None:
@@ -402,7 +402,7 @@ def guard_models() -> None:
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
-        attention = _ours(requested_attention)
+        attention = named_attention(requested_attention)
         owner = type(self).__name__
         if hasattr(self.config, "exchanged"):
             refuse_another(requested_attention)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .activations import ACTIVATIONS, RECTIFIED, PassOptions
 from .compiled import native
-from .tensors import compute_dtype, is_differentiated
+from .tensors import PagedTensor, compute_dtype, is_differentiated
 
 LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
 SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
@@ -42,7 +42,7 @@ def choose_computation(
     if activation not in ACTIVATIONS or not fit(query, key, value, options) or is_differentiated():
         return None
     is_plain = options.dropout == 0 and options.needed_statistics == "none"
-    if query.shape[2] == 1 and is_plain and not is_sparse:
+    if query.shape[2] == 1 and is_plain and not is_sparse and not isinstance(key, PagedTensor):
         # a GPU waits for the start of each operation, of which a padding mask and a bound take one each; but a kernel
         # takes all keys of a head one tile after another
         hides_keys = any(

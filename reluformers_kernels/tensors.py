@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 # Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
 NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
@@ -71,7 +72,39 @@ def are_plain(*states: Tensor | None) -> bool:
     if is_watched() or states[0].device.type == "meta":
         return False
     is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
-    return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
+    return all(part is None or (type(part) in (Tensor, PagedTensor) and not is_batched(part)) for part in states)
+
+
+class PagedTensor(Tensor):
+    """Keys or values [batch, heads, key_len, head_dim] that lie in pages of a cache, which compiled code reads there.
+
+    Any other operation gathers them.
+
+    Args:
+        cache: [pages, heads, page_len, head_dim].
+        pages: int32 [batch, pages of a sequence], numbers of pages.
+
+    Raises:
+        ValueError: a number is that of no page.
+    """
+
+    @staticmethod
+    def __new__(cls, cache: Tensor, pages: Tensor):
+        if pages.dtype != torch.int32 or pages.amin() < 0 or pages.amax() >= len(cache):
+            raise ValueError(f"pages are {pages.dtype} {pages.tolist()}, but must be int32 below {len(cache)}")
+        shape = (len(pages), cache.shape[1], pages.shape[1] * cache.shape[2], cache.shape[3])
+        paged = Tensor._make_wrapper_subclass(cls, shape, dtype=cache.dtype, device=cache.device)
+        paged.cache, paged.pages = cache, pages.contiguous()
+        return paged
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        """Call an operation with gathered tensors."""
+        args, kwargs = tree_map_only(cls, cls._gather, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _gather(self) -> Tensor:
+        return self.cache[self.pages].transpose(1, 2).flatten(2, 3)
 
 
 def is_differentiated() -> bool:

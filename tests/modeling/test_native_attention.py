@@ -13,6 +13,8 @@ from builders.attention_calls import check_call, draw_call
 from builders.triton_inputs import TOLERANCES, compare, draw, draw_options, pass_options
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
+from reluformers_kernels.fused_attention import attention
+from reluformers_kernels.tensors import PagedTensor
 
 from .test_attention_matrix import draw_cases
 
@@ -130,3 +132,29 @@ def test_another_default_device_does_not_matter():
         found = native.forward(*states[:3], options), native.backward(states[3], None, None, *states[:3], options)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@needs_code
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "entmax15"])
+@pytest.mark.parametrize("query_len", [1, 5])
+def test_keys_in_pages_are_those_that_lie_side_by_side(query_len, activation, dtype, instruction_set):
+    heads, page_len, width, lengths = 2, 4, 24, torch.tensor([11, 6])
+    cache = torch.randn(7, heads, 2 * page_len, width).to(dtype)
+    pages = torch.tensor([[5, 1, 3], [2, 6, 0]], dtype=torch.int32)
+    cache[0] = torch.nan  # A page that no query sees may hold anything.
+    query = torch.randn(2, 2 * heads, query_len, width).to(dtype)
+    last = lengths[:, None] - query_len + torch.arange(query_len)
+    options = PassOptions(activation=activation, scale=0.3, first_keys=(last - 6).clamp_min(0), last_keys=last)
+    states = [PagedTensor(part, pages) for part in cache.chunk(2, dim=2)]
+    gathered = [part.clone().nan_to_num() for part in states]
+    assert gathered[0].shape == states[0].shape == (2, heads, 12, width)
+    with torch.no_grad():
+        paged, dense = (attention(query, *keys, options, may_write_out=False)[0] for keys in (states, gathered))
+    torch.testing.assert_close(paged, dense, **({} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}))
+
+
+def test_a_page_that_is_not_there_is_refused():
+    for pages in ([[0, 7]], [[-1, 0]]):
+        with pytest.raises(ValueError, match="must be int32 below 7"):
+            PagedTensor(torch.zeros(7, 1, 4, 8), torch.tensor(pages, dtype=torch.int32))
