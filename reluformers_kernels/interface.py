@@ -105,8 +105,64 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
     return attention
 
 
-relu_attention = _attention_of(activation="relu", length_exponent=1.0)
-relu_sum_attention = _attention_of(activation="relu", normalizer="sum")
-reluformer_attention = _attention_of(activation="relu", length_exponent=0.5, length_coefficient=0.5**0.5)
-sparsemax_attention = _attention_of(activation="sparsemax")
-entmax15_attention = _attention_of(activation="entmax15")
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "relu_attention": {"activation": "relu", "length_exponent": 1.0},
+    "relu_sum_attention": {"activation": "relu", "normalizer": "sum"},
+    "reluformer_attention": {"activation": "relu", "length_exponent": 0.5, "length_coefficient": 0.5**0.5},
+    "sparsemax_attention": {"activation": "sparsemax"},
+    "entmax15_attention": {"activation": "entmax15"},
+}
+relu_attention = _attention_of(**ATTENTIONS["relu_attention"])
+relu_sum_attention = _attention_of(**ATTENTIONS["relu_sum_attention"])
+reluformer_attention = _attention_of(**ATTENTIONS["reluformer_attention"])
+sparsemax_attention = _attention_of(**ATTENTIONS["sparsemax_attention"])
+entmax15_attention = _attention_of(**ATTENTIONS["entmax15_attention"])
+
+
+def flash_functions(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Make `flash_attn_func` and `flash_attn_varlen_func` of one of `ATTENTIONS`, as the package flash_attn has them.
+
+    The second takes packed texts q, k, v [tokens, heads, head_dim], which begin at cu_seqlens_q and cu_seqlens_k. With
+    causality and windows the last query of a text belongs to its last key.
+    """
+
+    def flash_attn_varlen_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        s_aux: Tensor | None = None,
+    ) -> Tensor:
+        if s_aux is not None:  # which transformers would leave out for a function that does not name it
+            raise ValueError(f"this model gives its attention sinks (s_aux), which {name} has not")
+        starts_q, starts_k = cu_seqlens_q.long(), cu_seqlens_k.long()
+        places = torch.arange(len(q), device=q.device)
+        texts = torch.searchsorted(starts_q[1:-1].contiguous(), places, right=True)
+        begin, end = starts_k[texts], starts_k[texts + 1]
+        own, (back, ahead) = end + places - starts_q[texts + 1], window_size
+        ahead = 0 if causal else ahead
+        first = begin if back < 0 else (own - back).clamp(begin, end)
+        last = end - 1 if ahead < 0 else (own + ahead).clamp(begin - 1, end - 1)
+        output = rectified_attention(
+            *(states.transpose(0, 1)[None] for states in (q, k, v)),
+            scale=softmax_scale,
+            first_keys=first[None],
+            last_keys=last[None],
+            dropout=dropout_p,
+            **ATTENTIONS[name],
+        )
+        return output[0].transpose(0, 1)
+
+    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        starts = (torch.arange(len(x) + 1, device=x.device) * x.shape[1] for x in (q, k))
+        output = flash_attn_varlen_func(*(states.flatten(0, 1) for states in (q, k, v)), *starts, **options)
+        return output.unflatten(0, q.shape[:2])
+
+    return flash_attn_func, flash_attn_varlen_func

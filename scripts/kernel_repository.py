@@ -1,6 +1,7 @@
 """Write a repository that Hugging Face's `kernels` loads: attention without softmax, for processors and NVIDIA GPUs.
 
     python scripts/kernel_repository.py build/kernels
+    python scripts/kernel_repository.py build/flash --flash relu_attention
 
     build.toml, torch-ext/      what kernel-builder takes: the Python code alone, Triton kernels among it
     build/torch-cuda            the same code, ready to load
@@ -8,6 +9,10 @@
 
 The package in it has `rectified_attention`, `native` for `RELUFORMERS_KERNELS`, and functions for the models of
 transformers: `attn_implementation="OWNER/reluformers-attention@v6:relu_attention"`.
+
+With `--flash` it has one attention by the functions of the package flash_attn, for programs that ask for "flash" in
+the name: `attn_implementation="OWNER/reluformers-flash-relu@v6"`. Of a repository with such functions transformers
+takes no others, whatever name it is given.
 """
 
 import argparse
@@ -21,16 +26,16 @@ import reluformers_native
 from reluformers.errors import run_main
 from reluformers.files import atomic_directory, write_json
 from reluformers_kernels.compiled import NATIVE_INTERFACE
+from reluformers_kernels.interface import ATTENTIONS
 
 NAME = "reluformers-attention"
-PACKAGE = NAME.replace("-", "_")
 OLDEST_TORCH = "211"  # 2.11, of setup.py; the compiled code knows nothing of torch but its stable interface
 SYSTEM = platform.system().lower()
 MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 VARIANTS = {"cpu": f"torch-stable-abi{OLDEST_TORCH}-cpu-{MACHINE}-{SYSTEM}", "cuda": "torch-cuda"}
-BUILD = f"""[general]
-name = "{NAME}"
-version = {NATIVE_INTERFACE}
+BUILD = """[general]
+name = "{name}"
+version = {version}
 edition = 5
 license = "Apache-2.0"
 backends = ["cpu", "cuda"]
@@ -66,8 +71,27 @@ __all__ = [
 '''
 
 
-def write_repository(folder: Path) -> None:
-    """Write the files of the repository into a folder that is not there yet, or empty."""
+FLASH_INIT = '''"""Attention without softmax, by the functions of the package flash_attn."""
+
+from . import native
+from .fused_attention import rectified_attention
+from .interface import flash_functions
+
+flash_attn_func, flash_attn_varlen_func = flash_functions({!r})
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "native", "rectified_attention"]
+'''
+
+
+def write_repository(folder: Path, flash: str | None = None) -> None:
+    """Write the files of the repository into a folder that is not there yet, or empty.
+
+    Args:
+        folder: to be made.
+        flash: the one of `ATTENTIONS` that it has by the functions of flash_attn; None for all by their own names.
+    """
+    repository = NAME if flash is None else f"reluformers-flash-{flash.removesuffix('_attention').replace('_', '-')}"
+    package = repository.replace("-", "_")
     source = Path(reluformers_native.__file__)
     libraries = sorted(source.parent.glob("_*.abi3.so"))
     if not libraries:
@@ -78,27 +102,33 @@ def write_repository(folder: Path) -> None:
         if path.name not in OF_MODELS
     }
     # the compiled code is the repository's own: looking for it again would load the repository within itself
-    texts |= {"compiled.py": "from . import native  # noqa: F401\n", "__init__.py": INIT}
+    texts |= {
+        "compiled.py": "from . import native  # noqa: F401\n",
+        "__init__.py": INIT if flash is None else FLASH_INIT.format(flash),
+    }
     texts["native/__init__.py"] = source.read_text(encoding="utf-8")
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:12]
     with atomic_directory(folder) as new:
-        for place in (f"torch-ext/{PACKAGE}", *(f"build/{variant}" for variant in VARIANTS.values())):
+        for place in (f"torch-ext/{package}", *(f"build/{variant}" for variant in VARIANTS.values())):
             (new / place / "native").mkdir(parents=True)
             for name, text in texts.items():
                 (new / place / name).write_text(text, encoding="utf-8")
         for backend, variant in VARIANTS.items():
-            metadata = {"id": f"_{PACKAGE}_{backend}_{digest}", "name": NAME, "version": NATIVE_INTERFACE}
+            metadata = {"id": f"_{package}_{backend}_{digest}", "name": repository, "version": NATIVE_INTERFACE}
             metadata |= {"license": "Apache-2.0", "python-depends": [], "backend": {"type": backend}}
             write_json(new / "build" / variant / "metadata.json", metadata)
         for library in libraries:
             shutil.copy(library, new / "build" / VARIANTS["cpu"] / "native")
-        (new / "build.toml").write_text(BUILD, encoding="utf-8")
+        build = BUILD.format(name=repository, version=NATIVE_INTERFACE)
+        (new / "build.toml").write_text(build, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="to be made")
-    write_repository(parser.parse_args().folder)
+    parser.add_argument("--flash", choices=list(ATTENTIONS), help="one attention by the functions of flash_attn")
+    arguments = parser.parse_args()
+    write_repository(arguments.folder, arguments.flash)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,12 @@ from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_kernels_available
 
 from any_model.test_by_name import build, inputs, real_part
+from reluformers.attentions import ATTENTIONS
+from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.modeling.attention import AttentionFormula, AttentionMask, eager_attention
 from reluformers_kernels import compiled
+from reluformers_kernels.interface import ATTENTIONS as IN_REPOSITORY
+from reluformers_kernels.interface import flash_functions
 
 native = pytest.importorskip("reluformers_native")
 ROOT = Path(__file__).parents[1]
@@ -41,7 +46,7 @@ def load(folder: Path, name: str) -> ModuleType:
 def test_pages_name_its_version():
     pages = ("docs/any-model.md", "scripts/kernel_repository.py")
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
-    found = re.findall(r"reluformers-attention@v(\d+)|branch `?v(\d+)|version=(\d+), trust", text)
+    found = re.findall(r"reluformers-[a-z-]+@v(\d+)|branch `?v(\d+)|version=(\d+), trust", text)
     assert {number for numbers in found for number in numbers if number} == {str(native.INTERFACE)}
 
 
@@ -134,3 +139,80 @@ def test_models_of_transformers_take_its_functions_with_the_masks_of_flash_atten
         options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
         tokens = [build(kind, one).generate(**inputs(kind), **options) for one in ("of_the_repository", name)]
         assert torch.equal(*tokens)
+
+
+def reference(name, query, key, value, causal, window):
+    """One text [length, heads, width], written out, its last query at its last key."""
+    places = torch.arange(len(query))[:, None] + len(key) - len(query)
+    keys = torch.arange(len(key))
+    seen = torch.ones(len(query), len(key), dtype=torch.bool)
+    if causal:
+        seen &= keys <= places
+    if window >= 0:
+        seen &= keys >= places - window
+        seen &= keys <= places + window
+    mask = AttentionMask(len(query), len(key), query.device, given=seen[None, None])
+    formula = AttentionFormula(AttentionConfig.parse(ATTENTIONS[name]), query.shape[-1] ** -0.5)
+    states = (part.transpose(0, 1)[None] for part in (query, key, value))
+    return eager_attention(formula, *states, mask, "none")[0][0]
+
+
+@pytest.mark.parametrize("name", IN_REPOSITORY)
+@pytest.mark.parametrize(("causal", "window"), [(False, -1), (True, -1), (True, 2), (False, 2)])
+def test_packed_texts_are_attended_one_by_one(name, causal, window):
+    flash, flash_of_texts = flash_functions(name)
+    torch.manual_seed(0)
+    lengths, key_lengths = [5, 1, 9, 3], [7, 1, 9, 2]  # the last has a query before all keys
+    query = torch.randn(18, 4, 8, requires_grad=True)
+    key, value = (torch.randn(19, 2, 8, requires_grad=True) for _ in range(2))
+    starts = [torch.tensor([0, *sizes]).cumsum(0, dtype=torch.int32) for sizes in (lengths, key_lengths)]
+    options = {"causal": causal, "window_size": (window, window)}
+    found = flash_of_texts(query, key, value, *starts, 9, 9, **options)
+    texts = zip(query.split(lengths), key.split(key_lengths), value.split(key_lengths), strict=True)
+    expected = torch.cat([reference(name, *text, causal, window) for text in texts])
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(18, 4, 8)
+    grads = [torch.autograd.grad((one * weights).sum(), (query, key, value)) for one in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+    rows = [part.detach()[:18].unflatten(0, (2, 9)) for part in (query, key, value)]
+    expected = torch.stack([reference(name, *row, causal, window) for row in zip(*rows, strict=True)])
+    torch.testing.assert_close(flash(*rows, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["relu_attention", "entmax15_attention"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "modernbert", "bert"])
+def test_programs_that_ask_for_flash_take_a_repository_of_one_attention(kind, name, tmp_path, monkeypatch):
+    SCRIPT["write_repository"](tmp_path / "repository", name)
+    folder = tmp_path / "repository" / "build" / SCRIPT["VARIANTS"]["cpu"]
+    package = load(folder, f"_test_flash_{kind}_{name}")
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **options: package)
+    model = build(kind, name)
+    model.save_pretrained(tmp_path / "model")
+    names = {"attn_implementation": f"{kind}/reluformers-flash-{name}@v6", "allow_all_kernels": True}
+    opened = type(model).from_pretrained(tmp_path / "model", **names).eval()
+    for padding in ("left", "right", "none"):
+        batch = inputs(kind, padding)
+        found, expected = (real_part(one(**batch).logits, batch) for one in (opened, model))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    packed = {
+        "input_ids": torch.arange(3, 19)[None],
+        "position_ids": torch.tensor([[*range(7), *range(4), *range(5)]]),
+    }
+    starts = torch.tensor([0, 7, 11, 16], dtype=torch.int32)
+    keywords = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 7, "max_length_k": 7}
+    found, expected = (one(**packed, **keywords).logits for one in (opened, model))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    if kind in ("llama", "mistral"):
+        from any_model.test_continuous_batching import BATCHES, PROMPTS, SETTINGS, new_tokens  # may skip
+
+        options = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}
+        outputs = opened.generate_batch(PROMPTS, progress_bar=False, **options)
+        found = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
+        assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS}
+
+
+def test_sinks_are_refused():
+    with pytest.raises(ValueError, match="s_aux"):
+        flash_functions("relu_attention")[0](*torch.randn(3, 1, 4, 2, 8), s_aux=torch.zeros(2))

@@ -1,11 +1,15 @@
 """sentence-transformers without padding: a batch as one packed row."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.integrations import hub_kernels
 
 from reluformers.attentions import flatten_inputs
+from reluformers_kernels.interface import flash_functions
 
 from .test_by_name import MODELS, build
 
@@ -13,7 +17,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 TEXTS = ["3 4 5 6 7 8 9", "4", "5 6 7", "8 9 3 4 5"]
 
 
-def encoder(name, attention, folder):
+def encoder(name, attention, folder, opened_with=None):
     build(name, attention).base_model.save_pretrained(folder)
     tokens = {str(number): number for number in range(99)}
     backend = Tokenizer(models.WordLevel(tokens, unk_token="2"))
@@ -22,7 +26,8 @@ def encoder(name, attention, folder):
     transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="2", pad_token=pad).save_pretrained(
         folder
     )
-    options = {"model_kwargs": {"attn_implementation": attention}, "device": "cpu"}
+    keywords = {"attn_implementation": opened_with or attention, "allow_all_kernels": True}
+    options = {"model_kwargs": keywords, "device": "cpu"}
     return sentence_transformers.SentenceTransformer(str(folder), **options)
 
 
@@ -41,3 +46,15 @@ def test_sentences_in_one_row_are_embedded_as_with_padding(name, tmp_path):
 def test_a_model_with_another_attention_is_not_flattened(tmp_path):
     with pytest.raises(ValueError, match="sdpa"):
         flatten_inputs(encoder("bert", "sdpa", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_a_repository_with_flash_in_its_name_needs_no_call(name, tmp_path, monkeypatch):
+    functions = zip(("flash_attn_func", "flash_attn_varlen_func"), flash_functions("relu_attention"), strict=True)
+    package = SimpleNamespace(**dict(functions))
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **options: package)
+    expected = encoder(name, "relu_attention", tmp_path / "by_name").encode(TEXTS, convert_to_tensor=True)
+    found = encoder(name, "relu_attention", tmp_path, f"{name}/reluformers-flash-relu@v6")
+    assert found[0].can_flatten_inputs
+    torch.testing.assert_close(found.encode(TEXTS, convert_to_tensor=True), expected, rtol=1e-4, atol=1e-4)
