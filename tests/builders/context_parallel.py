@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel as context_of_torch
@@ -60,6 +61,7 @@ def check_split_by_torch(mesh: DeviceMesh) -> None:
     model, batch = moved(build_llama("relu_attention")), tokens()
     batch = {"input_ids": batch["input_ids"], "position_ids": torch.arange(LENGTH)[None]}
     expected, whole = model(**batch).logits, list(batch.values())
+    _attach_context_parallel_hooks(model)
     split = context_of_torch(mesh, buffers=whole, buffer_seq_dims=[1, 1], no_restore_buffers={*whole})
     with split, context_parallel(model, mesh):
         found = model(**batch).logits
