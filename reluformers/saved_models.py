@@ -3,11 +3,13 @@
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME, find_adapter_config_file
+from transformers.utils import CONFIG_NAME, cached_file, find_adapter_config_file
 
 from reluformers_kernels import is_quantized, quantize_int8
 
@@ -15,6 +17,7 @@ from .files import read_json
 
 logger = logging.getLogger(__name__)
 
+CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
 EXPORT_RECORD = "export.json"  # `reluformers export` writes it into its folder.
 DTYPES = ("float32", "bfloat16", "int8")  # Models can compute in these.
@@ -173,3 +176,12 @@ def check_weights(name_or_path: str | Path, info: dict) -> None:
         logger.warning(
             "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]
         )
+
+
+def card_metadata(name_or_path: str) -> dict[str, Any]:
+    """Metadata of the README.md of a source, as far as there are any."""
+    try:
+        card = cached_file(name_or_path, CARD_FILE, _raise_exceptions_for_missing_entries=False)
+        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict() if card else {}
+    except Exception:  # Somebody else wrote this file, and it may be damaged.
+        return {}

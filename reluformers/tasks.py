@@ -7,14 +7,17 @@ A further task is a folder beside `translation/` and `images/` with a `task.py`,
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .data.checked_fields import check_name
+from .data.yaml_files import read_sections
 from .families import FAMILIES, config_class_of
-from .training.recipe import Recipe, read_sections
 from .training.task import Task
+
+if TYPE_CHECKING:
+    from .training.recipe import Recipe
 
 
 class Room(NamedTuple):
@@ -52,7 +55,7 @@ def task_of_model_type(model_type: Any) -> Task:
     return task_named(next(name for name, room in TASKS.items() if room.auto_class in models))
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
     """Read a recipe of the task that it names.
 
     Args:

@@ -20,7 +20,7 @@ from reluformers.files import read_json
 from reluformers.publish.finished_run import read_recipe
 from reluformers.tasks import Task, task_named
 from reluformers.training.callbacks import median_speed
-from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
 

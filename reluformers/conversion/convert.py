@@ -30,7 +30,7 @@ from reluformers.errors import describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory
-from reluformers.saved_models import check_weights, load_config
+from reluformers.saved_models import CARD_FILE, card_metadata, check_weights, load_config
 
 from .sources import SOURCES, config_back, fields_of, target_of
 from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
@@ -38,7 +38,6 @@ from .weights import State, load_renamed, read_weights, to_ours, to_theirs
 
 logger = logging.getLogger(__name__)
 
-CARD_FILE = "README.md"
 # Only some variants of an attention have these weights.
 VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
 # These fields belong to the file that the configuration was in.
@@ -291,12 +290,3 @@ def _generation_config(name_or_path: str, config: PreTrainedConfig) -> Generatio
     if cached_file(name_or_path, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return GenerationConfig.from_model_config(config)
     return GenerationConfig.from_pretrained(name_or_path)
-
-
-def card_metadata(name_or_path: str) -> dict[str, Any]:
-    """Metadata of the README.md of a source, as far as there are any."""
-    try:
-        card = cached_file(name_or_path, CARD_FILE, _raise_exceptions_for_missing_entries=False)
-        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict() if card else {}
-    except Exception:  # Somebody else wrote this file, and it may be damaged.
-        return {}

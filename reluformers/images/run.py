@@ -14,6 +14,7 @@ from reluformers.data.sources import name_in_errors
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.recipe import TaskTrainingArguments
 from reluformers.training.run import Run, identify_run, open_run, save_run, train_model
+from reluformers.training.run_files import CONFUSION_FILE
 from reluformers.training.transfer import add_transfer
 
 from .augmentation import ImageCollator
@@ -24,7 +25,6 @@ from .trainer import ImageTrainer
 
 logger = logging.getLogger(__name__)
 
-CONFUSION_FILE = "confusion_matrix.png"
 # A picture of more classes would show nothing.
 MOST_DRAWN_CLASSES = 300
 _CALIBRATION_BATCH = 16  # In images.

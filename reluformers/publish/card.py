@@ -14,20 +14,18 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import DictLoader, Environment, StrictUndefined
 from transformers import PreTrainedConfig
 
-from reluformers.conversion.convert import card_metadata
 from reluformers.data.names import is_hub_id, source_name
 from reluformers.evaluation.attention_report import MISSING, SITE_NAMES
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
 from reluformers.evaluation.results import METRICS, Evaluation, Example
 from reluformers.files import read_json, write_text
-from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula
-from reluformers.training.run import CURVES_FILE
+from reluformers.saved_models import CARD_FILE, card_metadata
+from reluformers.training.run_files import CONFUSION_FILE, CURVES_FILE
 
 from .finished_run import FinishedRun, read_finished_run, read_results
 from .markdown import Markup, code, escape, paragraph, row
 
-CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
 # This sentence of the template marks a card of this library, perhaps of another repository.
 MARK = "The code of the model lies in this repository, so that "

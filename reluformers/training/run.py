@@ -29,15 +29,11 @@ from .checkpoints import (
     step_of,
 )
 from .recipe import Recipe, TaskTrainingArguments
+from .run_files import CURVES_FILE, LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
 
-RECIPE_FILE = "recipe.yaml"
-LOG_FILE = "log_history.json"
-RESULTS_FILE = "results.json"
-CURVES_FILE = "curves.png"
-UNFINISHED_MODEL = "unfinished"  # The finished model is written into this folder first.
 _PATIENCE = 10.0  # In seconds: workers of a killed run hold its lock until they notice that it died.
 # What may change when a run goes on, beside all of `decoding`; it holds from the checkpoint on. For `data` we compare
 # checksums of rows, not paths: files may have moved.

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from reluformers.evaluation.scorer import Scorer
 from reluformers.papers import Paper
 
-from .recipe import Recipe
+if TYPE_CHECKING:
+    from reluformers.evaluation.scorer import Scorer
+
+    from .recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Task:
     name: str
     title: str
     auto_class: type
-    recipe_class: type[Recipe]
+    recipe_class: "type[Recipe]"
     train: Callable[..., dict[str, Any]]
-    scorer: type[Scorer]
+    scorer: "type[Scorer]"
     main_metric: str
     example_inputs: Callable[[PreTrainedConfig], dict[str, Tensor]]
     example: str

@@ -28,7 +28,7 @@ from reluformers.saved_models import to_accelerator
 from reluformers.training.callbacks import median_speed
 from reluformers.training.checkpoints import checkpoints_of
 from reluformers.training.recipe import Recipe
-from reluformers.training.run import LOG_FILE
+from reluformers.training.run_files import LOG_FILE
 
 from .causal.scoring import UNITS
 from .records import LOSS, RunRecord, has_record
