@@ -111,7 +111,7 @@ class ExchangedModel(PreTrainedModel):
     @classmethod
     def _opened(cls, config: ExchangedConfig) -> tuple[type["ExchangedModel"], PreTrainedConfig]:
         """The class that opens a configuration, and the model's own configuration."""
-        return exchanged_class(_class_of(config)), _base_with(config)
+        return exchanged_class(_class_of(config)), base_with(config)
 
     def initialize_weights(self) -> None:
         """Start what hangs on the parts of a model too, which do not know it."""
@@ -196,7 +196,7 @@ class ExchangedBaseModel(ExchangedModel):
 
     @classmethod
     def _opened(cls, config: ExchangedConfig) -> tuple[type[ExchangedModel], PreTrainedConfig]:
-        whole, base = _class_of(config), _base_with(config)
+        whole, base = _class_of(config), base_with(config)
         model_class = AutoModel._model_mapping[type(base)]
         model_class = model_class[0] if isinstance(model_class, tuple) else model_class
         if model_class is not whole:
@@ -312,7 +312,7 @@ def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
     return found
 
 
-def _base_with(config: ExchangedConfig) -> PreTrainedConfig:
+def base_with(config: ExchangedConfig) -> PreTrainedConfig:
     base = config.base_config()
     # These fields were changed since the model was saved, as by from_pretrained(…, problem_type=…).
     # Setting a default may be a change too.

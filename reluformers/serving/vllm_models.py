@@ -21,7 +21,7 @@ from reluformers_kernels.tensors import PagedTensor
 from ..attentions import named_attention
 from ..configuration.configuration_exchanged import ExchangedConfig
 from ..modeling.attention_interface import InterfaceAttention, InterfaceMask
-from ..modeling.modeling_exchanged import _base_with
+from ..modeling.modeling_exchanged import base_with
 from .vllm_plugin import ARCHITECTURES, PREFIXES, VERSION
 
 if not vllm.__version__.startswith(VERSION):
@@ -122,7 +122,7 @@ def _read(config: PreTrainedConfig) -> tuple[InterfaceAttention, PreTrainedConfi
         if attention is None:
             raise ValueError(f"the attention is {config._attn_implementation!r}, which is none of reluformers")
         return attention, config
-    base, attention = _base_with(config), InterfaceAttention(config.attention)
+    base, attention = base_with(config), InterfaceAttention(config.attention)
     if len(config.modules) != base.num_hidden_layers or list(attention.parameters()):
         raise ValueError("vLLM takes an exchanged attention without parameters, and the same in all layers")
     return attention, base

@@ -1,7 +1,7 @@
 """The entry point that vLLM calls in each of its processes; nothing of vLLM is imported before."""
 
 from ..configuration.configuration_exchanged import ExchangedConfig
-from ..modeling.modeling_exchanged import _base_with
+from ..modeling.modeling_exchanged import base_with
 
 # Of these all layers call vLLM's `Attention`, and tests compare their tokens with those of transformers.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -14,7 +14,7 @@ def register() -> None:
     from vllm import ModelRegistry
 
     # vLLM reads the sizes of a model there.
-    ExchangedConfig.get_text_config = lambda config, **_: _base_with(config)
+    ExchangedConfig.get_text_config = lambda config, **_: base_with(config)
     for name in [prefix + architecture for prefix in PREFIXES for architecture in ARCHITECTURES]:
         # vLLM imports the module only for such a folder, so that other models work with every version of vLLM.
         ModelRegistry.register_model(name, f"{__package__}.vllm_models:{name}")
