@@ -313,6 +313,7 @@ def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
 
 
 def base_with(config: ExchangedConfig) -> PreTrainedConfig:
+    """The configuration of the stock model, with the fields that were changed since it was saved."""
     base = config.base_config()
     # These fields were changed since the model was saved, as by from_pretrained(…, problem_type=…).
     # Setting a default may be a change too.

@@ -19,6 +19,17 @@ import reluformers
 
 ROOT = Path(__file__).parents[1]
 HUB_FOLDERS = ("configuration", "modeling")
+# Whoever wrote `from reluformers import …` needs each of these.
+PUBLIC_NAMES = """
+ATTENTION_PRESETS AttentionConfig AttentionStatistics MultiHeadAttention QKNormConfig QKNormForConditionalGeneration
+QKNormModel QKNormViTConfig QKNormViTForImageClassification QKNormViTModel ReLAConfig ReLAForConditionalGeneration
+ReLAModel ReLAViTConfig ReLAViTForImageClassification ReLAViTModel ReLUFormerConfig ReLUFormerForConditionalGeneration
+ReLUFormerModel ReLUFormerViTConfig ReLUFormerViTForImageClassification ReLUFormerViTModel ReLUViTConfig
+ReLUViTForImageClassification ReLUViTModel Seq2SeqTransformerConfig Seq2SeqTransformerForConditionalGeneration
+Seq2SeqTransformerModel TranslationPipeline VISION_SIZES VisionTransformerConfig
+VisionTransformerForImageClassification VisionTransformerModel exchange_attention fit_attention load_adapter
+quantize_int8 rectified_attention register_attention restore_attention save_adapter seq2seq_config vision_config
+""".split()
 
 
 @pytest.fixture
@@ -93,3 +104,8 @@ def test_what_publishing_runs_is_pinned():
     assert "INDEX" not in str(build) + str(publishing.get("env"))
     for installed in (step["run"] for step in build["steps"] if "run" in step):
         assert re.fullmatch(r"pip install (build|cibuildwheel)==[\d.]+ && python -m \1 --[\w -]+", installed)
+
+
+def test_public_names():
+    assert sorted(reluformers.__all__) == PUBLIC_NAMES
+    assert all(hasattr(reluformers, name) for name in PUBLIC_NAMES)

@@ -858,8 +858,12 @@ def fused_attention(
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
             return softmax_attention(*arguments)
-    # With one query, a fused computation saves nothing but copies of keys that several heads share.
-    elif kernels is not None and mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1]):
+    # One query saves nothing but copies of keys, which several heads share or which lie in pages.
+    elif (
+        kernels is not None
+        and mask.is_structured
+        and (mask.query_len > 1 or key.shape[1] < query.shape[1] or hasattr(key, "pages"))
+    ):
         found = attention_by_kernels(*arguments)
         if found is not None:
             return found
