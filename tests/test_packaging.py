@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from itertools import chain
 from pathlib import Path
 
@@ -20,16 +21,7 @@ import reluformers
 ROOT = Path(__file__).parents[1]
 HUB_FOLDERS = ("configuration", "modeling")
 # Whoever wrote `from reluformers import …` needs each of these.
-PUBLIC_NAMES = """
-ATTENTION_PRESETS AttentionConfig AttentionStatistics MultiHeadAttention QKNormConfig QKNormForConditionalGeneration
-QKNormModel QKNormViTConfig QKNormViTForImageClassification QKNormViTModel ReLAConfig ReLAForConditionalGeneration
-ReLAModel ReLAViTConfig ReLAViTForImageClassification ReLAViTModel ReLUFormerConfig ReLUFormerForConditionalGeneration
-ReLUFormerModel ReLUFormerViTConfig ReLUFormerViTForImageClassification ReLUFormerViTModel ReLUViTConfig
-ReLUViTForImageClassification ReLUViTModel Seq2SeqTransformerConfig Seq2SeqTransformerForConditionalGeneration
-Seq2SeqTransformerModel TranslationPipeline VISION_SIZES VisionTransformerConfig
-VisionTransformerForImageClassification VisionTransformerModel exchange_attention fit_attention load_adapter
-quantize_int8 rectified_attention register_attention restore_attention save_adapter seq2seq_config vision_config
-""".split()
+PUBLIC_NAMES = ["ATTENTION_PRESETS", "AttentionConfig", "AttentionStatistics", "MultiHeadAttention", "QKNormConfig", "QKNormForConditionalGeneration", "QKNormModel", "QKNormViTConfig", "QKNormViTForImageClassification", "QKNormViTModel", "ReLAConfig", "ReLAForConditionalGeneration", "ReLAModel", "ReLAViTConfig", "ReLAViTForImageClassification", "ReLAViTModel", "ReLUFormerConfig", "ReLUFormerForConditionalGeneration", "ReLUFormerModel", "ReLUFormerViTConfig", "ReLUFormerViTForImageClassification", "ReLUFormerViTModel", "ReLUViTConfig", "ReLUViTForImageClassification", "ReLUViTModel", "Seq2SeqTransformerConfig", "Seq2SeqTransformerForConditionalGeneration", "Seq2SeqTransformerModel", "TranslationPipeline", "VISION_SIZES", "VisionTransformerConfig", "VisionTransformerForImageClassification", "VisionTransformerModel", "exchange_attention", "fit_attention", "load_adapter", "quantize_int8", "rectified_attention", "register_attention", "restore_attention", "save_adapter", "seq2seq_config", "vision_config"]
 
 
 @pytest.fixture
@@ -81,6 +73,13 @@ def test_versions_agree(setup_arguments):
     version = Version(reluformers.__version__)
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert ("Unreleased" if version.is_devrelease else version.public) in headings
+
+
+def test_entry_points_name_functions(setup_arguments):
+    for group, lines in setup_arguments["entry_points"].items():
+        for line in lines:
+            name, _, value = line.partition("=")
+            assert callable(EntryPoint(name, value, group).load())
 
 
 def test_constraints_pin_every_requirement_within_its_range(setup_arguments):
