@@ -21,7 +21,51 @@ import reluformers
 ROOT = Path(__file__).parents[1]
 HUB_FOLDERS = ("configuration", "modeling")
 # Whoever wrote `from reluformers import …` needs each of these.
-PUBLIC_NAMES = ["ATTENTION_PRESETS", "AttentionConfig", "AttentionStatistics", "MultiHeadAttention", "QKNormConfig", "QKNormForConditionalGeneration", "QKNormModel", "QKNormViTConfig", "QKNormViTForImageClassification", "QKNormViTModel", "ReLAConfig", "ReLAForConditionalGeneration", "ReLAModel", "ReLAViTConfig", "ReLAViTForImageClassification", "ReLAViTModel", "ReLUFormerConfig", "ReLUFormerForConditionalGeneration", "ReLUFormerModel", "ReLUFormerViTConfig", "ReLUFormerViTForImageClassification", "ReLUFormerViTModel", "ReLUViTConfig", "ReLUViTForImageClassification", "ReLUViTModel", "Seq2SeqTransformerConfig", "Seq2SeqTransformerForConditionalGeneration", "Seq2SeqTransformerModel", "TranslationPipeline", "VISION_SIZES", "VisionTransformerConfig", "VisionTransformerForImageClassification", "VisionTransformerModel", "exchange_attention", "fit_attention", "load_adapter", "quantize_int8", "rectified_attention", "register_attention", "restore_attention", "save_adapter", "seq2seq_config", "vision_config"]
+PUBLIC_NAMES = [
+    "ATTENTION_PRESETS",
+    "AttentionConfig",
+    "AttentionStatistics",
+    "MultiHeadAttention",
+    "QKNormConfig",
+    "QKNormForConditionalGeneration",
+    "QKNormModel",
+    "QKNormViTConfig",
+    "QKNormViTForImageClassification",
+    "QKNormViTModel",
+    "ReLAConfig",
+    "ReLAForConditionalGeneration",
+    "ReLAModel",
+    "ReLAViTConfig",
+    "ReLAViTForImageClassification",
+    "ReLAViTModel",
+    "ReLUFormerConfig",
+    "ReLUFormerForConditionalGeneration",
+    "ReLUFormerModel",
+    "ReLUFormerViTConfig",
+    "ReLUFormerViTForImageClassification",
+    "ReLUFormerViTModel",
+    "ReLUViTConfig",
+    "ReLUViTForImageClassification",
+    "ReLUViTModel",
+    "Seq2SeqTransformerConfig",
+    "Seq2SeqTransformerForConditionalGeneration",
+    "Seq2SeqTransformerModel",
+    "TranslationPipeline",
+    "VISION_SIZES",
+    "VisionTransformerConfig",
+    "VisionTransformerForImageClassification",
+    "VisionTransformerModel",
+    "exchange_attention",
+    "fit_attention",
+    "load_adapter",
+    "quantize_int8",
+    "rectified_attention",
+    "register_attention",
+    "restore_attention",
+    "save_adapter",
+    "seq2seq_config",
+    "vision_config",
+]
 
 
 @pytest.fixture
