@@ -13,8 +13,8 @@ def register() -> None:
     """Make folders with an attention of this library known to vLLM, and touch no other model."""
     from vllm import ModelRegistry
 
-    # vLLM reads the sizes of a model there.
-    ExchangedConfig.get_text_config = lambda config, **_: base_with(config)
+    # vLLM reads the sizes of a model there. transformers asks an empty configuration too, for its defaults.
+    ExchangedConfig.get_text_config = lambda config, **_: base_with(config) if config.base_type else config
     for name in [prefix + architecture for prefix in PREFIXES for architecture in ARCHITECTURES]:
         # vLLM imports the module only for such a folder, so that other models work with every version of vLLM.
         ModelRegistry.register_model(name, f"{__package__}.vllm_models:{name}")

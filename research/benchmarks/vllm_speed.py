@@ -14,21 +14,21 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from vllm import LLM, SamplingParams
 
-SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64}
+SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64}
 
 
 def main() -> None:
     """Print the median of each attention and of its ratio to softmax in the same round."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--names", nargs="+", default=["relu_attention", "entmax15_attention"])
-    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=32, help="tokens that are written")
+    parser.add_argument("--new", type=int, default=33, help="tokens that are written")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     engines = {}
     for name in ("sdpa", *options.names):
-        config = LlamaConfig(vocab_size=8192, num_attention_heads=8, num_key_value_heads=4, **SIZES)
+        config = LlamaConfig(vocab_size=1024, num_attention_heads=4, num_key_value_heads=2, **SIZES)
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
             AutoModelForCausalLM.from_config(config, attn_implementation=name).save_pretrained(folder)
@@ -41,7 +41,7 @@ def main() -> None:
                 max_num_seqs=options.requests,
                 enable_prefix_caching=False,
             )
-    prompts = [{"prompt_token_ids": ids} for ids in torch.randint(8192, (options.requests, options.prompt)).tolist()]
+    prompts = [{"prompt_token_ids": ids} for ids in torch.randint(1024, (options.requests, options.prompt)).tolist()]
     rates = {name: [] for name in engines}
     for count in (1, options.new):
         settings = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)

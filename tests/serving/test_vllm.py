@@ -11,8 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reluformers import exchange_attention
+from reluformers.configuration.configuration_exchanged import ExchangedConfig
 from reluformers.serving import vllm_plugin
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # vLLM calls what torch gives up
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -31,14 +33,19 @@ PROMPTS = [
 PROMPTS.append([*PROMPTS[3][:160], 5, 6, 7])  # Its first block is in the cache already.
 
 
-def test_registering_imports_no_vllm_and_names_the_classes_of_saved_folders(monkeypatch):
+def test_registering_imports_no_vllm_and_names_the_classes_of_saved_folders(monkeypatch, tmp_path):
     registered = {}
+    monkeypatch.setattr(ExchangedConfig, "get_text_config", ExchangedConfig.get_text_config)
     registry = SimpleNamespace(register_model=registered.__setitem__)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry))
     vllm_plugin.register()
     assert registered["ReluformersLlamaForCausalLM"].startswith("reluformers.serving.vllm_models:")
     assert len(registered) == 8
     assert not any(name.startswith("Llama") for name in registered)
+    save(tmp_path, "llama", "relu-sum")
+    opened = AutoConfig.from_pretrained(tmp_path)
+    assert opened.get_text_config().hidden_size == 128  # where vLLM reads the sizes of a model
+    assert AutoModelForCausalLM.from_pretrained(tmp_path)(torch.tensor([[5]])).logits.shape == (1, 1, 128)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ def test_a_folder_is_refused_without_the_plug_in(vllm, tmp_path, monkeypatch):
     save(tmp_path, "llama", "relu_attention")
     models = {name: one for name, one in vllm.ModelRegistry.models.items() if "reluformers" not in repr(one)}
     monkeypatch.setattr(vllm.ModelRegistry, "models", models)
-    with pytest.raises(ValueError, match="ReluformersLlamaForCausalLM"):
+    with pytest.raises(ValueError, match="ModelConfig"):
         serve(vllm, tmp_path)
 
 
@@ -109,7 +116,7 @@ def test_a_folder_is_refused_without_the_plug_in(vllm, tmp_path, monkeypatch):
     ("attention", "options", "message"),
     [
         ("rela-g", {}, "without parameters"),
-        ("relu_attention", {"model_impl": "transformers"}, "set_attn_implementation|relu_attention"),
+        ("relu_attention", {"model_impl": "transformers"}, "ModelConfig"),
     ],
     ids=str,
 )
