@@ -23,6 +23,10 @@ NAMES_OF_MODULES = {
     "pathlib": {"PurePath"},
     "entmax": {"entmax15", "sparsemax"},
     "PIL": {"Image", "ImageOps"},
+    # these reach the processes that the caller has joined to a group, and no others
+    "torch.distributed": {"_functional_collectives"},
+    "torch.distributed.tensor": {"DTensor", "Partial"},
+    "torch.distributed.device_mesh": {"DeviceMesh"},
 }
 # what runs text, opens a file or reaches the interpreter's insides
 NAMES = {"__builtins__", "__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open"}
