@@ -5,12 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,7 +88,7 @@ def installed(source, tmp_path_factory) -> Path:
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
     # the files of an editable installation are found by a .pth file, which counts in a site's own folder alone
-    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "libraries.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     subprocess.run([*pip, "--python", environment, "install", "--quiet", "--no-deps", wheel], check=True, cwd=folder)
     return packages
 
