@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .data.checked_fields import check_name
-from .data.yaml_files import read_sections
 from .families import FAMILIES, config_class_of
 from .training.task import Task
+from .training.yaml_files import read_sections
 
 if TYPE_CHECKING:
     from .training.recipe import Recipe

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.data.checked_fields import check_fields
-from reluformers.data.yaml_files import read_fields
 from reluformers.publish.card import CardOptions, write_card
 from reluformers.training.checkpoints import check_model
+from reluformers.training.yaml_files import read_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerCo
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.conversion.convert import convert, convert_back, exchange, keeps_its_class
 from reluformers.data.checked_fields import read_as
-from reluformers.data.yaml_files import read_fields
 from reluformers.training.checkpoints import check_model
+from reluformers.training.yaml_files import read_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,13 +20,13 @@ import argparse
 from typing import Any
 
 from reluformers.data.checked_fields import check_fields
-from reluformers.data.yaml_files import read_fields
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.saved_models import DTYPES, load_config
 from reluformers.tasks import Task, task_of
 from reluformers.training.checkpoints import check_model
+from reluformers.training.yaml_files import read_fields
 
 from . import rows_of
 

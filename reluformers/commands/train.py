@@ -15,10 +15,10 @@ from functools import partial
 
 import torch
 
-from reluformers.data.yaml_files import override
 from reluformers.tasks import load_recipe, task_named
 from reluformers.training.callbacks import keep_freed_memory
 from reluformers.training.recipe import Recipe
+from reluformers.training.yaml_files import override
 
 from . import rows_of
 

@@ -7,12 +7,12 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from reluformers.data.names import named_split
-from reluformers.data.yaml_files import read_yaml
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
 from reluformers.files import read_json
 from reluformers.saved_models import load_config
 from reluformers.tasks import Task, task_of_model_type
 from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.training.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

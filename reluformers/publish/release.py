@@ -12,7 +12,6 @@ from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
-from reluformers.data.yaml_files import read_yaml, to_yaml
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
 from reluformers.files import read_json, write_json
@@ -21,6 +20,7 @@ from reluformers.saved_code.registry import auto_map, code_of, custom_pipelines
 from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS
 from reluformers.tasks import task_of_model_type
 from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
+from reluformers.training.yaml_files import read_yaml, to_yaml
 from reluformers.translation.tokenization import TARGET_FOLDER
 
 from .card import CARD_FILE

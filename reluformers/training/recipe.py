@@ -23,10 +23,10 @@ from reluformers.conversion.convert import exchanged_config, open_source
 from reluformers.data.checked_fields import check_fields, check_mapping, check_name, read_as
 from reluformers.data.names import marked_as_local
 from reluformers.data.sources import name_in_errors
-from reluformers.data.yaml_files import read_sections, to_yaml
 from reluformers.files import write_text
 
 from .transfer import TransferOptions
+from .yaml_files import read_sections, to_yaml
 
 # A recipe must not set these fields, which are options of `train`.
 _IDLE = ("output_dir", "resume_from_checkpoint")

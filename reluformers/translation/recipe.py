@@ -11,9 +11,9 @@ from transformers.trainer_utils import IntervalStrategy
 
 from reluformers.configuration.field_checks import check_number
 from reluformers.data.sources import DataSection
-from reluformers.data.yaml_files import read_yaml
 from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe, TaskTrainingArguments
+from reluformers.training.yaml_files import read_yaml
 
 from .decoding import Search
 from .loading import load_translation_split

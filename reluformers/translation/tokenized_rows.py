@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, IterableDataset, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
@@ -96,10 +97,14 @@ def _with_ids(features: Features) -> Features:
     return Features({**features, "input_ids": ids, "labels": ids})
 
 
+def _arrow_blocks(dataset: Dataset, *columns: str) -> Iterator[pa.Table]:
+    """Read some columns a block at a time, without making objects of Python."""
+    return dataset.select_columns(list(columns)).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK)
+
+
 def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
     """Lengths int32 [rows] of a column of lists, such as "input_ids"."""
-    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK)
-    lengths = [pc.list_value_length(block[column]).to_numpy() for block in blocks]
+    lengths = [pc.list_value_length(block[column]).to_numpy() for block in _arrow_blocks(dataset, column)]
     return np.concatenate(lengths).astype(np.int32) if lengths else np.zeros(0, dtype=np.int32)
 
 
@@ -107,7 +112,7 @@ def describe_tokens(dataset: Dataset) -> dict[str, Any]:
     """Number of rows and SHA-256 of `input_ids` and `labels`, row by row."""
     digest = hashlib.sha256()
     columns = ["input_ids", "labels"]
-    for block in dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK):
+    for block in _arrow_blocks(dataset, *columns):
         for column in columns:
             digest.update(pc.list_value_length(block[column]).to_numpy().astype(np.int64).tobytes())
             digest.update(pc.list_flatten(block[column]).to_numpy().astype(np.int64).tobytes())
@@ -157,7 +162,7 @@ def clean(
 
 
 def _blank(dataset: Dataset, column: str) -> np.ndarray:
-    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_PER_BLOCK)
+    blocks = _arrow_blocks(dataset, column)
     blank = [pc.equal(pc.utf8_trim_whitespace(block[column]), "").to_numpy() for block in blocks]
     return np.concatenate(blank) if blank else np.zeros(0, dtype=bool)
 

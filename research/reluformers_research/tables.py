@@ -15,8 +15,8 @@ from typing import Any
 
 from reluformers.data.checked_fields import check_name
 from reluformers.data.names import source_name
-from reluformers.data.yaml_files import override, read_sections, read_yaml
 from reluformers.training.recipe import Recipe
+from reluformers.training.yaml_files import override, read_sections, read_yaml
 
 from .tasks import MEASURES, task_named
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from .checked_fields import PlainText, check_mapping, read_as
+from reluformers.data.checked_fields import PlainText, check_mapping, read_as
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
