@@ -970,8 +970,9 @@ static int64_t divide(const Search *search, int64_t part, float *scratch, Work *
 int64_t translate_scratch(const Search *search) {
   int64_t most = 0;
   Work work;
+  float any;  // address: only differences count, but NULL has none
   for (int64_t part = 0; part < search->parts; ++part) {
-    int64_t size = divide(search, part, search->cache, &work);  // any memory: only differences count
+    int64_t size = divide(search, part, &any, &work);
     most = size > most ? size : most;
   }
   return most;
