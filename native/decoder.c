@@ -355,7 +355,10 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    if (broken != 0) *work->is_broken = 1;
+    if (broken != 0) {  // there are no integers for NaN
+      *work->is_broken = 1;
+      continue;
+    }
     float span = high - low, factor = span > 1e-30f ? STEPS / span : 0;
     for (d = 0; d + LANES <= map->in; d += LANES) {
       ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec) - CENTER;
