@@ -45,8 +45,7 @@ LOADERS = {"from_pretrained", "pipeline", "save_pretrained", "push_to_hub"}
 # who calls what transformers gives for files and for the Hub, and who imports what others may not
 MAY_LOAD = {
     "configuration_base.py": {"save_pretrained", "push_to_hub"},
-    # what a Trainer pushes gets the code that transformers copies into a saved folder
-    "modeling_base.py": {*("save_pretrained", "from transformers.dynamic_module_utils import custom_object_save")},
+    "modeling_base.py": {"save_pretrained"},
     "modeling_seq2seq.py": {"from_pretrained"},  # notes the revision
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
     "endpoint.py": {"pipeline"},

@@ -109,6 +109,7 @@ DOORS = {
     *("reluformers.__main__", "reluformers.publish.clean_process.child"),
     *("reluformers.modeling.handler_translation", "reluformers.modeling.handler_images"),
     *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
+    "reluformers.context_parallel",  # users import it, and nothing else does
     "reluformers.serving.vllm_models",  # vLLM imports it
     *("reluformers_native.decoder", "reluformers_kernels.triton_norms"),  # imported where they can be used
 }

@@ -15,6 +15,7 @@ def compare(processes: int, monkeypatch, *cases: str) -> None:
     launch(str(TESTS / "builders" / "context_parallel.py"), processes, *cases)
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(monkeypatch):
     compare(2, monkeypatch, *SOME, "refused")
 

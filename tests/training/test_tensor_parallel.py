@@ -26,6 +26,7 @@ def test_rules_name_modules(kind, preset):
         assert any(fnmatch(name, rule) for name in names), rule
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(tmp_path, monkeypatch):
     compare(2, tmp_path, monkeypatch, *SOME)
 
