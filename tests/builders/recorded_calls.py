@@ -138,7 +138,8 @@ class Recorder:
         relative = [(place(address), place(target)) for address, target in pointers]
         kind = type(call)
         scratch = (kind.scratch.offset, kind.scratch_size.offset) if hasattr(kind, "scratch") else (0, 0)
-        self.calls.append(RecordedCall(self.case, name, parts, 0, before, copy(), regions, relative, scratch))
+        start = place(ctypes.addressof(call))
+        self.calls.append(RecordedCall(self.case, name, parts, start, before, copy(), regions, relative, scratch))
 
     def _follow(self, kind: type, address: int, pieces: list, pointers: list) -> None:
         for name, field in kind._fields_:
