@@ -368,7 +368,8 @@ class AttentionVariant(nn.Module):
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         if not is_cross:
-            key, value = all_rows(key, 2), all_rows(value, 2)
+            key = all_rows(key, 2)
+            value = all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         # In cross-attention no value belongs to the query itself.
         if self.attention.exclusive_output and not is_cross:

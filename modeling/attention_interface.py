@@ -206,9 +206,11 @@ def make_mask(
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         # It is an `AttentionMask` already.
         return attention_mask  # `generate` makes masks before it calls the model.
-    device, number = torch.device(device), number_of_processes()
+    device = torch.device(device)
+    number = number_of_processes()
     if number > 1:
-        q_length, kv_length = number * q_length, number * kv_length
+        q_length *= number
+        kv_length *= number
         attention_mask = None if attention_mask is None else all_rows(attention_mask)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:

@@ -48,7 +48,8 @@ def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> 
     number, length = 2 * mesh.size(), states.shape[dim]
     if length % number:
         raise ValueError(f"a sequence has {length} tokens, but must have a multiple of {number} to be shared")
-    pieces, rank = states.chunk(number, dim), mesh.get_local_rank()
+    pieces = states.chunk(number, dim)
+    rank = mesh.get_local_rank()
     return torch.cat([pieces[rank], pieces[number - 1 - rank]], dim)
 
 

@@ -289,7 +289,8 @@ def extend_tp_plan(model: PreTrainedModel) -> None:
 
     Each process holds the whole attention where a parameter is as long as all heads together.
     """
-    plan, exchanged = model._tp_plan, model.config.exchanged
+    plan = model._tp_plan
+    exchanged = model.config.exchanged
     attention = AttentionConfig.parse(exchanged["attention"])
     for pattern in {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in exchanged["modules"]}:
         rules = [rule for rule in plan if rule.startswith(f"{pattern}.")]

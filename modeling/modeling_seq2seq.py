@@ -234,7 +234,8 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 
     def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """Hidden states after all layers and the last norm, and what each layer has of row statistics."""
-        rows, hidden_states = [], own_rows(hidden_states)
+        rows = []
+        hidden_states = own_rows(hidden_states)
         for layer in self.layers:
             hidden_states, *layer_rows = layer(hidden_states, *arguments)
             rows.append(tuple(layer_rows))
@@ -339,7 +340,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if query_mask is not None:
             mask = replace(mask, query_mask=query_mask)
             source_mask = replace(source_mask, query_mask=query_mask.reshape(sources, queries))
-        mask, source_mask = own_mask(mask), own_mask(source_mask)
+        mask = own_mask(mask)
+        source_mask = own_mask(source_mask)
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )

@@ -140,13 +140,15 @@ def flash_functions(name: str) -> tuple[Callable[..., Tensor], Callable[..., Ten
         window_size: tuple[int, int] = (-1, -1),
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        if s_aux is not None:  # which transformers would leave out for a function that does not name it
+        if s_aux is not None:  # transformers would leave it out for a function that does not name it.
             raise ValueError(f"this model gives its attention sinks (s_aux), which {name} has not")
-        starts_q, starts_k = cu_seqlens_q.long(), cu_seqlens_k.long()
+        starts_q = cu_seqlens_q.long()
+        starts_k = cu_seqlens_k.long()
         places = torch.arange(len(q), device=q.device)
         texts = torch.searchsorted(starts_q[1:-1].contiguous(), places, right=True)
         begin, end = starts_k[texts], starts_k[texts + 1]
-        own, (back, ahead) = end + places - starts_q[texts + 1], window_size
+        own = end + places - starts_q[texts + 1]
+        back, ahead = window_size
         ahead = 0 if causal else ahead
         first = begin if back < 0 else (own - back).clamp(begin, end)
         last = end - 1 if ahead < 0 else (own + ahead).clamp(begin - 1, end - 1)

@@ -566,7 +566,8 @@ def own_rows(states: Tensor, dim: int = 1, mesh: "DeviceMesh | None" = None) -> 
     number, length = 2 * mesh.size(), states.shape[dim]
     if length % number:
         raise ValueError(f"a sequence has {length} tokens, but must have a multiple of {number} to be shared")
-    pieces, rank = states.chunk(number, dim), mesh.get_local_rank()
+    pieces = states.chunk(number, dim)
+    rank = mesh.get_local_rank()
     return torch.cat([pieces[rank], pieces[number - 1 - rank]], dim)
 
 
@@ -1062,7 +1063,8 @@ class AttentionVariant(nn.Module):
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         if not is_cross:
-            key, value = all_rows(key, 2), all_rows(value, 2)
+            key = all_rows(key, 2)
+            value = all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         # In cross-attention no value belongs to the query itself.
         if self.attention.exclusive_output and not is_cross:

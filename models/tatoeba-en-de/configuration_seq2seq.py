@@ -407,7 +407,7 @@ class TransformerConfig(PreTrainedConfig):
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if first == SPLIT[0]:  # It has the β of swish.
+            if self.activation_function != "softmax":  # Swish has its β there.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 
