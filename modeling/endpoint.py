@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to an Inference Endpoint that serves a folder of this library.
 
-The server imports handler.py alone, so saving writes this file, the task's handler and what they import into that one
-file.
+The server imports handler.py alone, so that this module, the task's handler and what they import become that one file.
 """
 
 from typing import Any, ClassVar

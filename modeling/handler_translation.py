@@ -5,7 +5,6 @@
 from typing import Any, ClassVar
 
 from .endpoint import RequestHandler
-from .pipeline_translation import TranslationPipeline
 
 MAX_CHARACTERS = 10_000
 
@@ -25,7 +24,6 @@ class EndpointHandler(RequestHandler):
         "return_alignments": [True, False],
         "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
     }
-    pipeline: TranslationPipeline
 
     def read(self, inputs: list[Any]) -> list[Any]:
         """Refuse texts that are too long; the pipeline checks the rest."""

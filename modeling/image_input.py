@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images as every model gets them: bounded, upright and RGB. Training, scoring and the endpoint all read them here."""
 
+import base64
 import io
 from typing import Any
 
@@ -11,9 +12,41 @@ except ImportError:
     Image = ImageOps = None
 
 MAX_PIXELS = 25_000_000  # All images of a request together have so many; a pixel costs some 17 bytes.
+MAX_IMAGE_BYTES = 10 * 2**20
 MAX_RATIO = 50  # Image processors enlarge the shorter side, and the longer side with it.
 # Pillow reads these formats without starting another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def read_images(inputs: list[Any]) -> list[Any]:
+    """Open what `open_input` takes, as upright PIL images of RGB; none is decoded before all sizes are known."""
+    images = [open_input(value) for value in inputs]
+    # A small file may hold a huge image, so its size is read before a pixel is decoded.
+    check_bounds(images)
+    try:
+        return [upright_rgb(image) for image in images]
+    except Exception as error:  # Each format raises errors of its own for broken files.
+        raise ValueError("an image is damaged") from error
+
+
+def open_input(value: Any) -> Any:
+    """Open an image, without decoding it, from base64, bytes or a PIL image.
+
+    Never by name: a path or an address would make the server read what the asker has no right to.
+    """
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
+        except ValueError as error:
+            raise ValueError("an image must be in base64; a path or an address is not opened") from error
+    if isinstance(value, bytes | bytearray):
+        if len(value) > MAX_IMAGE_BYTES:
+            raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
+        value = open_image(value)
+    # MPO is a kind of JPEG, and an image that was never a file has None.
+    if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
+        raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
+    return value
 
 
 def open_image(data: bytes) -> Any:

@@ -37,8 +37,8 @@ from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
 from .regularization import SiteRows, tensors_of
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
-    from .handler_translation import EndpointHandler as EndpointHandler
+if TYPE_CHECKING:  # transformers saves the files that this one names, and the pipeline has to come along
+    from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
 @dataclass

@@ -4,7 +4,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,6 @@ from .modeling_base import TransformerPreTrainedModel
 from .normalization import at_least_float32, build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import SiteRows, tensors_of
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
-    from .handler_images import EndpointHandler as EndpointHandler
 
 
 @dataclass

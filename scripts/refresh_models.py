@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from reluformers.errors import run_main
+from reluformers.files import read_json, write_json
 from reluformers.publish.folder_check import check_folder, write_answers
 from reluformers.saved_code.registry import save_payload
 
@@ -22,6 +23,8 @@ def main() -> None:
         folder = path.parent
         config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
         save_payload(config, folder)
+        names = {name: getattr(config, name) for name in ("auto_map", "custom_pipelines") if hasattr(config, name)}
+        write_json(path, read_json(path) | names)
         check = check_folder(folder)
         if not check.is_stored:
             write_answers(folder, check.answers)

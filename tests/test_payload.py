@@ -55,7 +55,7 @@ CLOSURES = {
             "AutoModel": "modeling_seq2seq.ReLUFormerModel",
             "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
         },
-        {"configuration_seq2seq.py", "attention.py", "modeling_seq2seq.py", "handler.py"},
+        {"configuration_seq2seq.py", "attention.py", "modeling_seq2seq.py", "pipeline_translation.py"},
     ),
     "vision": (
         "relu-vit",
@@ -64,7 +64,7 @@ CLOSURES = {
             "AutoModel": "modeling_vision.ReLUViTModel",
             "AutoModelForImageClassification": "modeling_vision.ReLUViTForImageClassification",
         },
-        {"configuration_vision.py", "attention.py", "modeling_vision.py", "handler.py"},
+        {"configuration_vision.py", "attention.py", "modeling_vision.py"},
     ),
 }
 

@@ -23,8 +23,9 @@ FLOORS = (
     ("evaluation",),
     ("training",),
     ("translation", "images"),
-    ("app", "serving"),
+    ("app",),
     ("export",),
+    ("serving",),
     ("publish",),
     ("commands",),
 )

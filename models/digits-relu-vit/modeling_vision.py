@@ -5,7 +5,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -407,10 +406,6 @@ class PatchEmbeddings(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/modeling_vision.py
-
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
-    from .handler import EndpointHandler as EndpointHandler
 
 
 @dataclass

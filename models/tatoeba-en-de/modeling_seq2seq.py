@@ -518,8 +518,8 @@ def _checked(mask: Tensor) -> Tensor:
 # modeling/modeling_seq2seq.py
 
 
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
-    from .handler import EndpointHandler as EndpointHandler
+if TYPE_CHECKING:  # transformers saves the files that this one names, and the pipeline has to come along
+    from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
 @dataclass

@@ -14,10 +14,14 @@ import torch
 from huggingface_hub import ModelCard, hf_hub_download
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageClassification, pipeline
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 # Imported from its module, as older releases of transformers hide the name without torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+try:
+    from image_input import read_images  # It lies beside this file in a Space.
+except ImportError:
+    from reluformers.modeling.image_input import read_images
 
 MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
@@ -198,12 +202,10 @@ class Classifier:
         model = AutoModelForImageClassification.from_pretrained(name, attn_implementation="eager", **options)
         self.model = model.eval()
         self.processor = AutoImageProcessor.from_pretrained(name, **options)
-        # The handler bounds what an image may cost, and opens no file by its name.
-        self.handler = get_class_from_dynamic_module("handler.EndpointHandler", name, revision=options.get("revision"))
 
     def open_image(self, content: bytes | str) -> Image.Image:
-        """The RGB image, upright, of a file's content or of a drawing in a data address, in the handler's bounds."""
-        return self.handler.read(None, [content])[0]
+        """The RGB image, upright, of a file's content or of a drawing in a data address, in an endpoint's bounds."""
+        return read_images([content])[0]
 
     def open_file(self, path: str | None, folder: str) -> Image.Image:
         """The image of an ordinary file below a folder; raises `ValueError` like `open_image`."""

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
     parser.add_argument("--revision", help="tag of the release; without it, README.md's or the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="also push a demo, as the Space ORG/NAME-demo")
+    parser.add_argument("--endpoint", action="store_true", help="also push a handler.py for an Inference Endpoint")
     parser.add_argument("--trust_code", action="store_true", help="run and push code that the library would not write")
     add_card_arguments(parser.add_argument_group("options of the card, if FOLDER has none"))
 
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> None:
         private=options.private,
         revision=options.revision,
         trust_code=options.trust_code,
+        endpoint=options.endpoint,
         report=print,
         confirm=ask,
         space=f"{options.repo_id}-demo" if options.space else None,

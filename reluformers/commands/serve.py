@@ -37,9 +37,9 @@ def run(options: argparse.Namespace) -> None:
     bound = bind(options.host, options.port)
     drop_tokens()
     choice = {"precision": options.precision} if options.precision else {}
-    module, handler = load_handler(options.model, **choice)
+    handler = load_handler(options.model, **choice)
     set_precision(handler.pipeline.model, options.dtype)
-    server = build_server(module, handler, title=Path(options.model).resolve().name)
+    server = build_server(handler, title=Path(options.model).resolve().name)
     host, port = bound.getsockname()[:2]
     note = note_on_search(handler.pipeline.model) if handler.task == "translation" else ""
     print(f"{options.model} is served at http://{host}:{port}, described at http://{host}:{port}/docs", flush=True)

@@ -5,13 +5,9 @@ from typing import Any
 
 from reluformers.files import read_json
 from reluformers.modeling import handler_images, handler_translation
-from reluformers.modeling.endpoint import BATCH_SIZE, MAX_BATCH
-from reluformers.modeling.handler_translation import MAX_CHARACTERS
 from reluformers.saved_models import EXPORT_RECORD
 
 from .exporters import EXPORTERS
-
-__all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "EndpointHandler"]
 
 
 class _Graphs:

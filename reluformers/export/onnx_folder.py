@@ -16,7 +16,7 @@ from reluformers.app.models import describe_training, find_examples
 from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
 from reluformers.files import atomic_directory, write_json, write_text
-from reluformers.modeling.handler_images import EndpointHandler
+from reluformers.modeling.image_input import read_images
 from reluformers.onnx import FOLDER, SUFFIXES
 from reluformers.onnx.graphs import operators
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
@@ -26,7 +26,7 @@ from .exporters import EXPORTERS, Exporter, differing_rows, stock_config
 
 # An Inference Endpoint runs this file and installs these packages.
 SERVED = {
-    "handler.py": "from reluformers.export.endpoint import *  # EndpointHandler and its bounds\n",
+    "handler.py": "from reluformers.export.endpoint import EndpointHandler as EndpointHandler\n",
     "requirements.txt": "reluformers[onnx,train]\n",
 }
 TOLERANCE = 1e-3  # Logits in float32 may differ by this share of the largest; they differ by about 1e-6.
@@ -120,7 +120,7 @@ def write_examples(paths: Iterable[str | Path], folder: Path) -> list[str]:
     """Write images anew into a folder and return their names; a file copied as it is could be a web page too."""
     names = []
     for number, path in enumerate(paths, start=1):
-        [image] = EndpointHandler.read(None, [Path(path).read_bytes()])
+        [image] = read_images([Path(path).read_bytes()])
         names.append(f"example_{number}.png")
         image.save(folder / names[-1])
     return names

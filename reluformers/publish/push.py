@@ -13,7 +13,9 @@ from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from reluformers.data.names import is_hub_id
-from reluformers.files import stamp
+from reluformers.files import stamp, write_text
+from reluformers.saved_code.payload import HANDLER_FILE
+from reluformers.saved_code.registry import endpoint_code
 from reluformers.tasks import task_named
 
 from .card import CARD_FILE, MARK, write_card
@@ -46,6 +48,7 @@ def push_to_hub(
     private: bool = False,
     revision: str | None = None,
     trust_code: bool = False,
+    endpoint: bool = False,
     api: HfApi | None = None,
     report: Callable[[str], None] = lambda line: None,
     confirm: Callable[[str], bool] = lambda line: True,
@@ -59,6 +62,7 @@ def push_to_hub(
         private: keep a new repository private; an existing one stays what it is.
         revision: name of the tag. Without it, the one that README.md pins, else the next of v1, v2, ….
         trust_code: whether code of the folder that this library would not have written may be run and pushed.
+        endpoint: whether a handler.py for an Inference Endpoint goes with it; one that is on the Hub is written anew.
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
         confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
@@ -77,6 +81,8 @@ def push_to_hub(
         staged = stage_files(saved, staging, card_options.get("held_out", True))
         stamps = {path: stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staged, trust_code, report, shown_as=folder)
+        if endpoint or HANDLER_FILE in hub.files:
+            write_text(staging / HANDLER_FILE, endpoint_code(saved.family))
         card = staging / CARD_FILE
         named = _pinned_revision(card, repo_id, revision)
         name = named or hub.head_tag or hub.next_tag

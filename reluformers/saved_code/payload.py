@@ -28,14 +28,14 @@ _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w
 # The attention has a file of its own in every folder, as strangers want to read it. In the file of a model it would
 # also keep transformers from changing the backend.
 _ATTENTION = "attention"
-# What serves a model is one file, because loading a model takes three requests for each file.
-_JOINED = dict.fromkeys(("pipeline_translation", "handler_translation", "handler_images"), "handler")
+# An Inference Endpoint looks for a file of this name.
+HANDLER_FILE = "handler.py"
 _LINE_LENGTH = 119
 
 
 def payload_names() -> set[str]:
     """Names of all code files that may lie beside a config.json, whatever its model."""
-    return {f"{name}.py" for name in (*_PATHS, *_JOINED.values())}
+    return {HANDLER_FILE, *(f"{name}.py" for name in _PATHS)}
 
 
 def payload_files(modules: list[str]) -> dict[str, str]:
@@ -43,27 +43,24 @@ def payload_files(modules: list[str]) -> dict[str, str]:
 
     Args:
         modules: those that config.json names, configurations before models; each is the head of a file. So is what
-            they import only later or for its file alone (handler).
+            they import only later, or for type checking.
     """
-    parts: dict[str, list[_Module]] = {}  # file → its modules, in the order of their imports
-    files: dict[str, str] = {}  # module → file
+    parts: dict[str, list[_Module]] = {}  # head → its file's modules, in the order of their imports
+    files: dict[str, str] = {}  # module → head of its file
     pending = [*modules]
     while pending:
         head = pending.pop(0)
-        imported = _imported_first(head) if head not in files else {}
+        if head in files:
+            continue
+        imported = _imported_first(head)
         if _ATTENTION in imported and _ATTENTION not in files and head != _ATTENTION:
             pending = [_ATTENTION, head, *pending]
             continue
         new = [module for name, module in imported.items() if name not in files]
-        files |= {module.name: file_of(head) for module in new}
+        files |= {module.name: head for module in new}
         pending += [name for module in new for name in module.late_imports]
-        parts.setdefault(file_of(head), []).extend(new)
+        parts[head] = new
     return {f"{head}.py": _put_together(sections, files) for head, sections in parts.items()}
-
-
-def file_of(module: str) -> str:
-    """The file, without its ending, that has a module at its end or that the module is joined to."""
-    return _JOINED.get(module, module)
 
 
 def write_payload(

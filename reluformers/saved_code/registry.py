@@ -12,7 +12,7 @@ from reluformers.families import FAMILIES
 from reluformers.modeling.modeling_exchanged import ExchangedBaseModel, ExchangedModel, _class_of
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 
-from .payload import file_of, payload_files, write_payload
+from .payload import payload_files, write_payload
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,19 @@ def custom_pipelines(config_class: type[PreTrainedConfig]) -> dict[str, dict]:
     """Tasks that transformers has no pipeline for, as config.json names them: translation has one of ours."""
     if AutoModelForSeq2SeqLM not in FAMILIES[config_class]:
         return {}
-    file = file_of(TranslationPipeline.__module__.rpartition(".")[2])
-    implementation = f"{file}.{TranslationPipeline.__name__}"
+    implementation = f"pipeline_translation.{TranslationPipeline.__name__}"
     return {"translation": {"impl": implementation, "pt": [AutoModelForSeq2SeqLM.__name__], "type": "text"}}
 
 
 def code_of(config_class: type[PreTrainedConfig]) -> dict[str, str]:
     """Name and text of the code files that are saved with a model of a family."""
     return payload_files(sorted({target.partition(".")[0] for target in auto_map(config_class).values()}))
+
+
+def endpoint_code(config_class: type[PreTrainedConfig]) -> str:
+    """Text of the handler.py that answers requests to an Inference Endpoint with a model of a family."""
+    head = "handler_translation" if AutoModelForSeq2SeqLM in FAMILIES[config_class] else "handler_images"
+    return payload_files([head])[f"{head}.py"]
 
 
 def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import uvicorn
@@ -20,11 +18,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from reluformers.files import read_json
+from reluformers.modeling import handler_images, handler_translation
+from reluformers.modeling.endpoint import BATCH_SIZE
+from reluformers.saved_models import EXPORT_RECORD
+
 from .batching import Batcher
 
 logger = logging.getLogger(__name__)
 
-HANDLER = "handler.py"
+# by the auto class that opens a model
+HANDLERS = {
+    "AutoModelForSeq2SeqLM": handler_translation.EndpointHandler,
+    "AutoModelForImageClassification": handler_images.EndpointHandler,
+}
 MAX_REQUESTS = 64  # So many may be read, wait or be computed; more get status 503.
 MAX_BODY_BYTES = 16 * 2**20  # The handler's largest image takes so much in base64.
 BODY_SECONDS = 30  # A body must arrive in this time.
@@ -33,23 +40,25 @@ MAX_CONNECTIONS = 128  # Each connection is an open file, so more are not taken.
 DRAIN_SECONDS = 60  # After SIGTERM, accepted requests have this time.
 
 
-def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
-    """Open a saved folder as an Inference Endpoint does; its code is executed.
+def load_handler(folder: str | Path, **options: Any) -> Any:
+    """Open a saved folder, or an export, to answer requests as its Inference Endpoint does; its code is executed.
 
     Args:
-        folder: that `save_pretrained` of a model of this library has written.
-        options: of its handler, such as `precision` of graphs.
-
-    Returns:
-        Its handler.py as a module, and `EndpointHandler` with the model.
+        folder: that `save_pretrained` of a model of this library, or `reluformers export`, has written.
+        options: of an export's handler, such as `precision`.
     """
-    spec = importlib.util.spec_from_file_location("handler", Path(folder, HANDLER))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, module.EndpointHandler(str(folder), **options)
+    if Path(folder, EXPORT_RECORD).is_file():
+        from reluformers.export.endpoint import EndpointHandler  # Only exports need ONNX Runtime.
+
+        return EndpointHandler(str(folder), **options)
+    openers = read_json(Path(folder, "config.json")).get("auto_map", {})
+    for auto_class, handler in HANDLERS.items():
+        if auto_class in openers:
+            return handler(str(folder), **options)
+    raise ValueError(f"{folder}: is no model for translation or image classification that reluformers has saved")
 
 
-def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
+def build_server(handler: Any, title: str) -> FastAPI:
     """Build the server of one model.
 
     `POST /` and `POST /predict` take the body that an Inference Endpoint takes, `GET /` and `GET /health` say that the
@@ -58,10 +67,10 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
     `MAX_REQUESTS` are in the house.
 
     Args:
-        module, handler: as `load_handler` gives them.
+        handler: as `load_handler` gives it.
         title: of the OpenAPI page.
     """
-    batcher = Batcher(handler, module.BATCH_SIZE)
+    batcher = Batcher(handler, BATCH_SIZE)
     requests = set()
 
     @contextlib.asynccontextmanager

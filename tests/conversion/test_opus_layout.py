@@ -59,7 +59,7 @@ def test_every_door_opens_every_layout(layout, tmp_path, capsys):
     model, tokenizers = load_translation_model(folder)
     assert translate(model, tokenizers, ENGLISH, length_penalty=1.0, **SEARCH) == expected
     opened = pipeline("translation", model=str(folder), trust_remote_code=True, device="cpu")
-    _, handler = load_handler(folder)  # as `serve` and an endpoint do
+    handler = load_handler(folder)  # as `serve` does
     for answers in (opened(ENGLISH, **SEARCH), handler({"inputs": ENGLISH, "parameters": SEARCH})):
         assert [answer["translation_text"] for answer in answers] == expected
     shown = load_model(str(folder)).translate(ENGLISH[0], 2)

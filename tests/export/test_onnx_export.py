@@ -95,7 +95,7 @@ def test_two_vocabularies_and_the_commands(tmp_path, capsys):
     answer = EndpointHandler(str(tmp_path / "onnx"))({"inputs": TEXTS[0], "parameters": {"num_beams": 2}})
     model, tokenizers = load_translation_model(folder)
     assert answer == TranslationPipeline(model, *tokenizers)(TEXTS[0], num_beams=2)
-    _, handler = load_handler(tmp_path / "onnx", precision="int8")
+    handler = load_handler(tmp_path / "onnx", precision="int8")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[1, 8]])}
     fine, coarse = (load_onnx_translator(tmp_path / "onnx", name)[0](**inputs).logits for name in ("fp32", "int8"))
     assert torch.equal(handler.pipeline.model(**inputs).logits, coarse)

@@ -20,7 +20,7 @@ def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecke
     files = pushed(hub)
     assert set(files) == {*read_saved_model(saved).files, ".gitattributes"}
     assert not {Path(name).name for name in PRIVATE} & {Path(name).name for name in files}
-    code = {"handler.py", "modeling_seq2seq.py", "attention.py"}
+    code = {"pipeline_translation.py", "modeling_seq2seq.py", "attention.py"}
     assert code | {"model.safetensors", "tokenizer.json", "generation_config.json", "README.md"} <= set(files)
     assert hub.large[files["model.safetensors"]] == (saved / "model.safetensors").read_bytes()
     assert repo.titles == ["initial commit", "Release v1"]
@@ -50,6 +50,15 @@ def test_second_call_changes_nothing_and_new_weights_are_a_new_revision(folder, 
     assert (repo.tags["paper"], named.is_new) == (second.commit, False)
     with pytest.raises(ValueError, match="v1"):
         push_to_hub(folder, REPO, api=api, revision="v1")
+
+
+def test_a_handler_goes_with_a_release_where_it_is_wanted_and_stays(folder, hub, unchecked):
+    (folder / "handler.py").write_text("# of somebody")
+    push_to_hub(folder, REPO, api=client(hub))
+    assert "handler.py" not in pushed(hub)
+    push_to_hub(folder, REPO, api=client(hub), endpoint=True)
+    assert "class EndpointHandler" in pushed(hub)["handler.py"].decode()
+    assert not push_to_hub(folder, REPO, api=client(hub)).is_new
 
 
 def test_a_card_is_written_where_there_is_none_and_stays_the_same(folder, hub, unchecked):
@@ -125,13 +134,13 @@ def test_private_stays_private(saved, hub, unchecked):
 
 def test_code_that_is_not_ours_is_pushed_where_it_is_trusted(folder, hub, unchecked):
     """What else brings code is in test_check_folder.py."""
-    (folder / "handler.py").write_text("# tampered")
-    with pytest.raises(ValueError, match=r"handler\.py"):
+    (folder / "attention.py").write_text("# tampered")
+    with pytest.raises(ValueError, match=r"attention\.py"):
         push_to_hub(folder, REPO, api=client(hub))
     assert not hub.repos
     lines = []
     assert push_to_hub(folder, REPO, api=client(hub), trust_code=True, report=lines.append).is_new
-    assert "handler.py" in lines[0]
+    assert "attention.py" in lines[0]
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"")])

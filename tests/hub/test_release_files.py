@@ -71,7 +71,7 @@ def test_keys_are_found_and_ordinary_text_is_none(tmp_path, key):
     refuse_tokens(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["attention.png", "README.md", "model.safetensors", "results.json", "handler.py"])
+@pytest.mark.parametrize("name", ["attention.png", "README.md", "model.safetensors", "results.json", "attention.py"])
 def test_links_out_of_the_folder_are_refused(folder, hub, tmp_path, name):
     elsewhere = (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(elsewhere)

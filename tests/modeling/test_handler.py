@@ -18,9 +18,16 @@ from builders.clean_processes import run_clean
 from builders.models import build_model
 from builders.pictures import encode, picture
 from reluformers.images.processing import build_image_processor
+from reluformers.saved_code.registry import endpoint_code
 from reluformers.translation.tokenization import train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
+
+
+def save_served(model, folder):
+    """As `push --endpoint` does."""
+    model.save_pretrained(folder)
+    (folder / "handler.py").write_text(endpoint_code(type(model.config)), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +35,7 @@ def translation_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translation")
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     model = build_model("reluformer", vocab_size=len(tokenizer))
-    model.save_pretrained(folder)
+    save_served(model, folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -37,7 +44,7 @@ def translation_folder(tmp_path_factory):
 def image_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     model = build_model("relu-vit", "vision")
-    model.save_pretrained(folder)
+    save_served(model, folder)
     build_image_processor(model.config).save_pretrained(folder)
     return folder
 

@@ -236,7 +236,7 @@ def test_opens_by_name_and_by_config_in_a_clean_process(separate_folder, tmp_pat
     assert written.strip()
     assert set(written) <= set("".join(target.convert_ids_to_tokens(range(len(target))))) | {" "}
     names = [{path.name for path in place.glob("*.py")} for place in (separate_folder, tmp_path / "again")]
-    assert "handler.py" in names[0]
+    assert "pipeline_translation.py" in names[0]
     assert names[0] == names[1]
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -57,12 +56,12 @@ def translator(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(translator):
-    with serving(server.build_server(*translator, title="toy")) as address:
+    with serving(server.build_server(translator, title="toy")) as address:
         yield address
 
 
 def test_answers_are_those_of_the_handler(translator, address):
-    handler = translator[1]
+    handler = translator
     assert ask(f"{address}/health") == ask(address) == (200, {"status": "ok"})
     beams = {"inputs": ["old dog", "red cat house"], "parameters": {"num_beams": 2}}
     for body in ({"inputs": "old dog"}, beams):
@@ -72,7 +71,7 @@ def test_answers_are_those_of_the_handler(translator, address):
 def test_the_client_of_the_hub_asks_it(translator, address, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     found = InferenceClient(address).translation("old dog", generate_parameters={"num_beams": 2}).translation_text
-    assert found == translator[1]({"inputs": "old dog", "parameters": {"num_beams": 2}})[0]["translation_text"]
+    assert found == translator({"inputs": "old dog", "parameters": {"num_beams": 2}})[0]["translation_text"]
 
 
 @pytest.mark.parametrize(
@@ -92,15 +91,15 @@ def test_a_bad_request_gets_one_line(address, body, status):
 
 
 def test_what_fails_is_the_servers_fault_and_what_is_not_there_is_404(translator, address, monkeypatch):
-    monkeypatch.setattr(translator[1].pipeline, "forward", lambda *arguments, **options: 1 / 0)
+    monkeypatch.setattr(translator.pipeline, "forward", lambda *arguments, **options: 1 / 0)
     assert ask(address, {"inputs": "old dog"})[0] == 500
     assert ask(f"{address}/nowhere") == (404, {"error": "Not Found"})
 
 
 def test_images_come_as_files_and_in_base64(tmp_path):
-    module, handler = server.load_handler(save_classifier(tmp_path / "model"))
+    handler = server.load_handler(save_classifier(tmp_path / "model"))
     data = encode(picture(8, 12))
-    with serving(server.build_server(module, handler, title="toy")) as address:
+    with serving(server.build_server(handler, title="toy")) as address:
         assert ask(address, data, "image/png") == (200, handler({"inputs": data}))
         assert ask(address, b"no image", "image/png")[0] == 400
         assert ask(address, data, "application/octet-stream")[0] == 415
@@ -175,9 +174,9 @@ def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():
 
 def test_too_many_requests_are_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(server, "BATCH_SIZE", 1)
     handler = Counting()
-    module = types.SimpleNamespace(BATCH_SIZE=1, MAX_BATCH=1, MAX_CHARACTERS=9)
-    with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(3) as pool:
+    with serving(server.build_server(handler, title="toy")) as address, ThreadPoolExecutor(3) as pool:
 
         def ask_again():  # the request below may have been the second
             while (answer := ask(address, {"inputs": "ab"}))[0] == 503:
@@ -211,9 +210,9 @@ def is_ended(one: socket.socket) -> bool:
 
 def test_half_a_header_ends_and_a_long_answer_does_not(monkeypatch):
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(server, "BATCH_SIZE", 1)
     handler = Counting()
-    module = types.SimpleNamespace(BATCH_SIZE=1, MAX_BATCH=1, MAX_CHARACTERS=9)
-    with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(1) as pool:
+    with serving(server.build_server(handler, title="toy")) as address, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, address, {"inputs": "ab"})
         assert is_ended(connected(address, b"POST / HTTP/1.1\r\nHost:"))
         assert is_ended(connected(address, b""))
@@ -240,10 +239,13 @@ def test_connections_are_bounded(address, monkeypatch):
 def test_the_command_answers_what_is_there_before_it_ends(tmp_path):
     """Without the packages that training needs, and with SIGTERM while a request is computed."""
     folder = save_translator(tmp_path / "model")
-    with open(os.path.join(folder, "handler.py"), "a") as file:
+    with open(os.path.join(folder, "pipeline_translation.py"), "a") as file:
         file.write("\nimport time\nassert b'SECRET' not in open('/proc/self/environ', 'rb').read()\n")
-        file.write("compute = EndpointHandler.__call__\n")
-        file.write("EndpointHandler.__call__ = lambda self, data: (time.sleep(1), compute(self, data))[1]\n")
+        file.write("compute = TranslationPipeline.__call__\n")
+        file.write(
+            "def slow(self, *inputs, **options):\n    time.sleep(1)\n    return compute(self, *inputs, **options)\n"
+        )
+        file.write("TranslationPipeline.__call__ = slow\n")
     program = "import sys; sys.modules |= dict.fromkeys(('datasets', 'evaluate', 'gradio', 'matplotlib')); "
     program += "from reluformers_cli import main; main()"
     child = subprocess.Popen(
