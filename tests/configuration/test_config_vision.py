@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
 
 from reluformers import (
-    AttentionConfig,
     QKNormViTConfig,
     ReLAViTConfig,
-    ReLUFormerConfig,
     ReLUFormerViTConfig,
     ReLUViTConfig,
     VisionTransformerConfig,
@@ -51,13 +49,3 @@ def test_cosine_scale_starts_from_the_number_of_tokens():
     given = QKNormViTConfig(attention={"preset": "qknorm", "scale_length": 50})
     assert given.attention_for("encoder").scale_length == 50
     assert QKNormViTConfig(image_size=4, patch_size=4).attention_for("encoder").scale_length == 2
-
-
-def test_single_fields_change_the_attention_of_the_family(tmp_path):
-    config = ReLUViTConfig(attention={"query_key_norm": "layer_norm"})
-    assert config.attention == AttentionConfig.parse({"preset": "relu-vit", "query_key_norm": "layer_norm"})
-    config.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path, attention={"threshold": 0.1})
-    assert (loaded.attention.activation, loaded.attention.threshold) == ("relu", 0.1)
-    assert ReLUViTConfig(attention={"preset": "rela"}).attention == AttentionConfig.parse("rela")
-    assert ReLUFormerConfig(cross_attention={"scale": 2.0}).attention_for("cross").activation == "relu"
