@@ -135,9 +135,6 @@ def test_sparse_rows_sum_to_1(activation, size, computed_by):
     is_seen = options["key_padding_mask"].cumsum(-1)[:, None] > 0
     torch.testing.assert_close(output[..., 0], is_seen.expand(2, 2, -1).float(), atol=1e-4, rtol=0)
     torch.testing.assert_close(statistics.row_sums, output[..., 0])
-    if size == 0:
-        counts = options["key_padding_mask"].cumsum(-1)[:, None].expand(2, 2, -1)
-        assert torch.equal(statistics.nonzeros.long(), counts)
 
 
 @pytest.mark.parametrize("needed", ["all", "sums", "none"])
@@ -146,16 +143,14 @@ def test_fake_tensors_are_laid_out_like_the_true_ones(needed, computed_by, threa
     if computation == "triton" and needed != "all":  # which take seconds there
         return
     threads(1 if computation == "triton" else 2)
-    query_len, key_len = (5, 600) if computation == "native" else (5, 7)  # of which several tasks share a head
+    key_len = 600 if computation == "native" else 7  # of which several tasks share a head
     query, key, value, grad_output = (
         torch.randn(2, length, 3, 8).transpose(1, 2) for length in (5, key_len, key_len, 5)
     )
-    tensors = (torch.tensor([0.1]), torch.rand(2, query_len), torch.rand(2, key_len) < 0.8, torch.tensor(3))
+    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, key_len) < 0.8, torch.tensor(3))
     options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
     inputs = (query, key, value, computation, *options)
     tests = {"test_utils": ("test_schema", "test_faketensor")}
     torch.library.opcheck(fused_attention._operator, inputs, **tests)
-    sums, of_rows = torch.rand(2, 3, 5) if needed == "all" else None, torch.rand(2, 3, 5)
-    for threshold in tensors[:1] if computation == "native" else (tensors[0], of_rows):
-        given = (grad_output, sums, None, *inputs[:4], threshold, *inputs[5:])
-        torch.library.opcheck(fused_attention._backward_operator, given, **tests)
+    sums = torch.rand(2, 3, 5) if needed == "all" else None
+    torch.library.opcheck(fused_attention._backward_operator, (grad_output, sums, None, *inputs), **tests)

@@ -2,7 +2,6 @@
 
 import base64
 import importlib.util
-import io
 import json
 import logging
 import struct
@@ -11,7 +10,6 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 from PIL import Image
 
 from builders.clean_processes import run_clean
@@ -70,11 +68,6 @@ def classify(image_folder):
         yield open_handler(image_folder, monkeypatch)
 
 
-def names_of(handler) -> dict:
-    """What stands in its module: two of them have the name `handler`."""
-    return type(handler).read.__globals__
-
-
 SERVE = """
     import importlib.util, json
     from transformers import logging
@@ -104,22 +97,6 @@ def test_both_tasks_in_a_clean_process(translation_folder, image_folder, tmp_pat
         assert [record[name] for record in one] == [record[name] for record in other]
 
 
-def test_every_form_of_an_image(classify):
-    image = picture(8, 12)
-    data = encode(image)
-    text = base64.b64encode(data).decode()
-    answers = [
-        classify({"inputs": value})
-        for value in (image, data, text, f"data:image/png;base64,{text}", "\n".join([text[:40], text[40:]]))
-    ]
-    assert answers[0]
-    assert all(answer == answers[0] for answer in answers)
-    for answer in classify({"inputs": [data, text]}):
-        assert [entry["label"] for entry in answer] == [entry["label"] for entry in answers[0]]
-        scores = [entry["score"] for entry in answers[0]]
-        assert [entry["score"] for entry in answer] == pytest.approx(scores, rel=1e-5)
-
-
 def test_what_clients_send_for_any_model(translate, classify):
     alone = {"src_lang": "en", "tgt_lang": "de", "clean_up_tokenization_spaces": True, "truncation": "longest_first"}
     body = {"inputs": "old dog", "parameters": {**alone, "generate_parameters": {"num_beams": 2, "max_length": 4}}}
@@ -128,126 +105,6 @@ def test_what_clients_send_for_any_model(translate, classify):
     image = {"inputs": encode(picture(8, 12))}
     best = classify({**image, "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}})
     assert [entry["label"] for entry in best] == [entry["label"] for entry in classify(image)][:2]
-
-
-def error_of(handler, body) -> str:
-    """What the server answers with HTTP 400, one line."""
-    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
-        handler(body)
-    return str(caught.value)
-
-
-BAD_TEXTS = [
-    *((body, "the body must be an object") for body in (None, "old dog", {}, {"inputs": "old dog", "parameter": {}})),
-    ({"inputs": None}, "the text must be a string that is not empty, got None"),
-    ({"inputs": "a \ud800"}, "surrogates not allowed"),
-    ({"inputs": []}, "inputs must be 1 to 32, got 0"),
-    ({"inputs": ["dog"] * 33}, "inputs must be 1 to 32, got 33"),
-    ({"inputs": ["dog", " "]}, "the text must be a string that is not empty"),
-    ({"inputs": "x" * 10_001}, "a text may have 10000 characters at most"),
-    ({"inputs": "red dog " * 40, "parameters": {"truncation": False}}, "but the model takes 32"),
-]
-BAD_PARAMETERS = [
-    ([1], "parameters must be an object, got [1]"),
-    ({"num_beam": 2}, "unknown parameter 'num_beam'; allowed are num_beams"),
-    ({"trust_remote_code": True}, "unknown parameter"),
-    *(({"num_beams": value}, "num_beams must be a number from 1 to 8") for value in (9, 0, True, 2.5, "2")),
-    ({"length_penalty": float("nan")}, "length_penalty must be a number"),
-    ({"return_alignments": "yes"}, "return_alignments must be one of [True, False]"),
-    ({"generate_parameters": [2]}, "generate_parameters must be an object, got [2]"),
-    ({"generate_parameters": {"num_beams": 9}}, "num_beams must be a number"),
-]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    BAD_TEXTS + [({"inputs": "dog", "parameters": value}, message) for value, message in BAD_PARAMETERS],
-    ids=lambda value: None,
-)
-def test_bad_bodies_get_one_clear_line(translate, body, message):
-    assert message in error_of(translate, body)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("https://example.com/digit.png", "a path or an address is not opened"),
-        *((value, "an image is none of PNG") for value in ("", b"no image", encode(picture(8, 12), "EPS"))),
-        (encode(picture(64, 64))[:500], "an image is damaged"),
-        (bytes(10 * 2**20 + 1), "at most 10485760 are allowed"),
-        ("A" * 16 * 2**20, "at most 10485760 are allowed"),
-        ([picture(8, 12), None], "an image must be in base64"),
-        ([Image.new("RGB", (1, 51))], "50 times"),  # it is refused before it is enlarged
-    ],
-    ids=lambda value: None,
-)
-def test_what_is_no_image_gets_one_clear_line(classify, value, message):
-    assert message in error_of(classify, {"inputs": value})
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
-    bound = 25_000_000
-    # under and over what Pillow warns of and what it refuses
-    files, decoded = [encode_blank(side) for side in (5_001, 9_000, 15_000)], []
-    monkeypatch.setattr(Image.Image, "load", lambda image: decoded.append(image.size))
-    messages = [error_of(classify, {"inputs": file}) for file in files]
-    assert not decoded
-    assert str(bound) in messages[0]
-    monkeypatch.undo()
-    monkeypatch.setitem(names_of(classify), "MAX_PIXELS", 2 * 8 * 12)
-    assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
-    together = "the images have more than 192 pixels, together or alone"
-    assert error_of(classify, {"inputs": [encode(picture(8, 12))] * 3}) == together
-
-
-def encode_blank(side: int) -> bytes:
-    """A PNG that says it has this many pixels a side and holds a few of them."""
-    data = bytearray(encode(Image.new("1", (8, 8))))
-    data[16:24] = struct.pack(">II", side, side)
-    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
-    return bytes(data)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_broken_files_of_every_format_are_answered_or_refused(classify):
-    for kind in ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP"):
-        assert error_of(classify, {"inputs": encode(picture(24, 32), kind)[:300]})
-    for kind, is_answered in (("JPEG", True), ("PNG", False), ("WEBP", False)):
-        body = {"inputs": encode(picture(8, 12), kind, exif=b"Exif\0\0" + b"\xff" * 8)}
-        assert classify(body) if is_answered else "damaged" in error_of(classify, body)
-
-
-def test_requests_of_eight_threads_leave_nothing_on_the_model(classify):
-    def state() -> str:
-        parts = [(name, {**vars(module), "config": None}) for name, module in classify.pipeline.model.named_modules()]
-        return repr((parts, classify.pipeline.model.config.to_dict(), classify.pipeline._forward_params))
-
-    requests = [
-        {"inputs": [encode(picture(8 + 4 * number, 12, seed=number))] * (1 + number % 3), "parameters": parameters}
-        for number in range(8)
-        for parameters in ({"top_k": 1 + number % 3}, {"function_to_apply": "none"})
-    ]
-    alone, before = [classify(request) for request in requests], state()
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(3):
-            together = list(pool.map(classify, requests))
-            assert [[entry["label"] for entry in answer] for answers in together for answer in answers] == [
-                [entry["label"] for entry in answer] for answers in alone for answer in answers
-            ]
-            torch.testing.assert_close(scores_in(together), scores_in(alone))
-    assert state() == before
-
-
-def scores_in(answers: list) -> list[float]:
-    return [entry["score"] for answer in answers for row in answer for entry in row]
-
-
-def test_an_image_that_the_server_opened_is_of_these_formats_too(classify):
-    with Image.open(io.BytesIO(encode(picture(8, 12), "EPS"))) as postscript:
-        assert "of format PNG, JPEG" in error_of(classify, {"inputs": postscript})
-    assert classify({"inputs": Image.open(io.BytesIO(encode(picture(8, 12), "MPO", save_all=True)))})
-    assert error_of(classify, {"inputs": Image.new("RGB", (0, 4))})
 
 
 def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, caplog):
@@ -261,7 +118,89 @@ def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, ca
     assert "secret" in caplog.text
 
 
-def test_without_pillow_texts_are_translated_and_images_refused(translation_folder, classify, monkeypatch):
-    assert "PIL" not in (translation_folder / "handler.py").read_text()
-    monkeypatch.setitem(names_of(classify), "Image", None)
-    assert "Pillow, which is not installed" in error_of(classify, {"inputs": "AAAA"})
+def test_every_form_of_an_image(classify):
+    image = picture(8, 12)
+    data = encode(image)
+    text = base64.b64encode(data).decode()
+    expected = classify({"inputs": image})
+    assert expected
+    for form in (data, text, f"data:image/png;base64,{text}", f"{text[:40]}\n{text[40:]}"):
+        assert classify({"inputs": form}) == expected
+    labels = [entry["label"] for entry in expected]
+    for answer in classify({"inputs": [data, text]}):
+        assert [entry["label"] for entry in answer] == labels
+
+
+def refuse(handler, body) -> str:
+    """What the server answers with HTTP 400, one line."""
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        handler(body)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(None, "old dog", {}, {"inputs": "old dog", "parameter": {}}),
+        *({"inputs": inputs} for inputs in (None, "a \ud800", [], ["dog"] * 33, ["dog", " "], "x" * 10_001)),
+        {"inputs": "red dog " * 40, "parameters": {"truncation": False}},
+        *(
+            {"inputs": "dog", "parameters": parameters}
+            for parameters in (
+                [1],
+                {"trust_remote_code": True},
+                *({"num_beams": value} for value in (9, 0, True, 2.5, "2")),
+                {"length_penalty": float("nan")},
+                {"return_alignments": "yes"},
+                {"generate_parameters": {"num_beams": 9}},
+            )
+        ),
+    ],
+    ids=lambda body: None,
+)
+def test_bad_bodies_are_refused(translate, body):
+    refuse(translate, body)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("https://example.com/digit.png", "not opened"),
+        *((data, "none of PNG") for data in (b"no image", encode(picture(8, 12), "EPS"))),
+        *((encode(picture(24, 32), kind)[:300], "an image is") for kind in ("PNG", "JPEG", "WEBP")),
+        *((data, "10485760") for data in (bytes(10 * 2**20 + 1), "A" * 16 * 2**20)),
+        (Image.new("RGB", (1, 51)), "50 times"),  # it is refused before it is enlarged
+        (Image.new("RGB", (0, 4)), ""),
+    ],
+    ids=lambda value: None,
+)
+def test_what_is_no_image_is_refused(classify, image, message):
+    assert message in refuse(classify, {"inputs": image})
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
+    data, decoded = bytearray(encode(Image.new("1", (8, 8)))), []
+    monkeypatch.setattr(Image.Image, "load", lambda image: decoded.append(image.size))
+    for side in (5_001, 9_000, 15_000):  # under and over what Pillow warns of and what it refuses
+        data[16:24] = struct.pack(">II", side, side)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+        refuse(classify, {"inputs": bytes(data)})
+    assert not decoded
+    monkeypatch.undo()
+    monkeypatch.setitem(type(classify).read.__globals__, "MAX_PIXELS", 2 * 8 * 12)
+    images = [encode(picture(8, 12))] * 3
+    assert len(classify({"inputs": images[:2]})) == 2
+    assert "192" in refuse(classify, {"inputs": images})
+
+
+def test_requests_of_eight_threads_leave_nothing_on_the_model(classify):
+    requests = [
+        {"inputs": encode(picture(8 + 4 * number, 12, seed=number)), "parameters": parameters}
+        for number in range(8)
+        for parameters in ({"top_k": 1 + number % 3}, {"function_to_apply": "none"})
+    ]
+    alone = [classify(request) for request in requests]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(classify, requests)) == alone
