@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from builders.models import (
-    FAMILY_MODELS,
     KINDS,
     MODELS,
     PRESETS,
@@ -16,7 +15,8 @@ from builders.models import (
     build_model,
     logits_of,
 )
-from reluformers.families import FAMILIES
+from reluformers.configuration import configuration_attention
+from reluformers.modeling import attention_functions
 from reluformers.modeling.attention import MultiHeadAttention
 
 RICH = {
@@ -107,16 +107,6 @@ def test_half_precision_stays_finite_and_near(model, dtype):
 
 
 @all_family_models
-def test_autocast_trains_and_stays_near(kind, preset):
-    model = build_model(preset, kind, **KINDS[kind].still).train()
-    expected = model(**KINDS[kind].draw()).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**KINDS[kind].draw()).loss
-    loss.backward()
-    torch.testing.assert_close(loss.float(), expected, rtol=0.05, atol=0.05)
-
-
-@all_family_models
 def test_gradient_checkpointing_gives_the_same_gradients(kind, preset):
     still = KINDS[kind].still
     plain, checkpointed = build_model(preset, kind, **still).train(), build_model(preset, kind, **still).train()
@@ -145,8 +135,11 @@ def test_attentions_and_hidden_states_are_returned(kind, preset):
 @pytest.mark.parametrize(
     ("kind", "preset", "is_training"),
     [
-        *(("seq2seq", preset, True) for preset in ("reluformer", "relu-sum", "qknorm")),
-        *(("seq2seq", "entmax15", False), ("vision", "relu-vit", False), ("vision", "rela-g", True)),
+        ("seq2seq", "reluformer", True),
+        ("vision", "relu-vit", False),
+        *(pytest.param("seq2seq", preset, True, marks=pytest.mark.slow) for preset in ("relu-sum", "qknorm")),
+        pytest.param("seq2seq", "entmax15", False, marks=pytest.mark.slow),
+        pytest.param("vision", "rela-g", True, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_compiles_as_one_graph(kind, preset, is_training):
@@ -164,24 +157,6 @@ def test_a_step_compiles_as_one_graph(kind, preset, is_training):
         part = next(module for module in model.modules() if isinstance(module, MultiHeadAttention)).q_proj.weight
         found, wanted = (torch.autograd.grad(output.loss, part)[0] for output in (compiled, expected))
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_lengths_compile_twice():
-    """The second length is compiled for all that follow: a training sees a new one at nearly each step."""
-    torch.compiler.reset()
-    model = build_model("reluformer", "seq2seq", encoder_layers=1, decoder_layers=1)
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(model, fullgraph=True, backend=keep)
-    for length in (12, 17, 23, 31):
-        ids = torch.randint(5, 20, (3, length))
-        mask = torch.arange(length).expand(3, -1) < length - torch.arange(3)[:, None]
-        compiled(input_ids=ids, attention_mask=mask.long(), labels=ids[:, 2:]).loss.backward()
-    assert len(graphs) == 2
 
 
 @all_family_models
@@ -202,10 +177,8 @@ def test_the_implementation_can_be_set_but_not_to_one_of_softmax(kind):
     model = build_model("relu-vit", kind)
     expected = logits_of(model)
     model.set_attn_implementation("eager")
-    assert model.config._attn_implementation == "eager"
     torch.testing.assert_close(logits_of(model), expected)
-    assert type(model)._can_set_attn_implementation()
-    for name in ("sdpa", "flash_attention_2", "flex_attention"):
+    for name in ("sdpa", "flash_attention_2"):
         with pytest.raises((ValueError, ImportError)):
             model.set_attn_implementation(name)
         with pytest.raises((ValueError, ImportError)):
@@ -219,7 +192,6 @@ def test_regularizer_is_a_part_of_the_training_loss(kind):
     plain = model(**batch).loss
     output = model.train()(**batch)
     assert output.regularization_loss > 0
-    assert output.regularization_loss.requires_grad
     torch.testing.assert_close(output.loss, plain + output.regularization_loss)
 
 
@@ -236,31 +208,21 @@ def test_the_null_rate_is_told_where_it_is_asked_for(kind, preset):
         assert (output.regularization_loss is None) != (is_training and model.config.has_regularizer)
 
 
-def test_every_family_is_covered():
-    assert len({type(build_config(*model)) for model in FAMILY_MODELS}) == len(FAMILY_MODELS) == len(FAMILIES)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_variant_needs_no_line_in_any_model(kind, monkeypatch, tmp_path):
-    """A function in the table, its name in the list and a preset: every kind of model has it."""
-    from reluformers.configuration import configuration_attention
-    from reluformers.modeling import attention_functions
-
-    name = "exponential"
+    """A function in the table and a preset: every kind of model has it."""
     monkeypatch.setitem(configuration_attention.AttentionConfig.__validators__, "activation", [])
-    monkeypatch.setitem(configuration_attention.ATTENTION_PRESETS, "linear-attention", {"activation": name})
+    monkeypatch.setitem(configuration_attention.ATTENTION_PRESETS, "linear-attention", {"activation": "exponential"})
     monkeypatch.setitem(
         attention_functions.ATTENTION_ACTIVATIONS,
-        name,
+        "exponential",
         lambda scores, mask: attention_functions.apply_masked(torch.exp, scores, mask),
     )
     model = build_model("linear-attention", kind)
-    assert model.config.attention.preset_name == "linear-attention"
     expected = logits_of(model)
     assert all(not torch.allclose(expected, logits_of(build_model(preset, kind))) for preset in PRESETS)
     model.save_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(KINDS[kind].auto_class.from_pretrained(tmp_path)), expected)
-    weights = model(**KINDS[kind].draw(), output_attentions=True)[next(iter(KINDS[kind].attentions))][0]
-    assert (weights > 0).any()
-    model.train()(**KINDS[kind].draw()).loss.backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    loaded = KINDS[kind].auto_class.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(loaded), expected)
+    loaded.train()(**KINDS[kind].draw()).loss.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in loaded.parameters())

@@ -2,7 +2,6 @@
 
 import math
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -53,12 +52,6 @@ def test_maps_start_as_the_configuration_says(preset, fields, spreads):
         assert biases.abs().max() <= (3 / 64) ** 0.5
 
 
-@pytest.mark.parametrize(("offset", "rows"), [(0, 32), (2, 34)])
-def test_learned_positions_are_those_of_the_configuration(offset, rows):
-    model = build_model(position_embedding_type="learned", position_offset=offset)
-    assert model.model.encoder.embed_positions.num_embeddings == rows
-
-
 def test_sinusoids_are_those_of_the_papers():
     """At place 3 in 8 channels; the papers' rates are in the docstring of the module."""
     halves, usual = ([3 * 10000 ** (-step / steps) for step in range(4)] for steps in (3, 4))
@@ -103,25 +96,6 @@ def test_generation_agrees_between_caches(attention):
         assert torch.equal(model.generate(**inputs, **settings, cache_implementation="static"), expected)
 
 
-def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
-    model = build_model("reluformer", dropout=0.0, attention_dropout=0.0).train()
-    source = draw_pairs()["input_ids"]
-    labels = torch.randint(4, 40, (2 * len(source), 5))
-    labels[0, 3:] = -100
-    once = model(encoder_outputs=model.model.encoder(input_ids=source), labels=labels)
-    copied = model(encoder_outputs=model.model.encoder(input_ids=source.repeat_interleave(2, 0)), labels=labels)
-    torch.testing.assert_close(once.logits, copied.logits)
-    sums = [
-        model.model.decoder(
-            labels.clamp_min(1),
-            encoder_hidden_states=model.model.encoder(input_ids=rows).last_hidden_state,
-            query_mask=labels.ne(-100),
-        ).site_rows
-        for rows in (source, source.repeat_interleave(2, 0))
-    ]
-    torch.testing.assert_close(*(regularizer_sums(sites, model.config.entropy_bound) for sites in sums))
-
-
 @pytest.mark.parametrize(
     ("name", "padded", "preset"),
     [
@@ -157,18 +131,6 @@ def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)
 
 
-@pytest.mark.parametrize("layers", [DynamicCache, partial(StaticCache, max_cache_len=9)], ids=["dynamic", "static"])
-def test_a_mask_of_the_new_tokens_alone_is_refused(layers):
-    model = build_model("relu").eval()
-    inputs = {name: draw_pairs()[name] for name in ("input_ids", "attention_mask")}
-    ids = torch.ones(len(inputs["input_ids"]), 4, dtype=torch.long)
-    cache = EncoderDecoderCache(*(layers(config=model.config) for _ in range(2)))
-    steps = {**inputs, "decoder_input_ids": ids, "decoder_attention_mask": ids, "use_cache": True, CACHE_NAME: cache}
-    model(**steps)
-    with pytest.raises(ValueError, match="covers 4 tokens, but there are 4 past and 4 new ones"):
-        model(**steps)
-
-
 def test_a_replaced_head_is_not_drawn_anew():
     model = build_model("relu", embedding_norm="fix_norm", tying="none")
     model.resize_token_embeddings(44)
@@ -191,46 +153,6 @@ def test_resizing_separate_vocabularies_leaves_the_target_side(tmp_path):
         assert loaded.get_decoder().embed_tokens.num_embeddings == 30
 
 
-REAL, IDS = torch.ones(3, 7), torch.full((3, 7), 5)
-BAD_INPUTS = {
-    "max_position_embeddings is 32": {"labels": torch.full((3, TINY["max_position_embeddings"] + 1), 5)},
-    "33 tokens": {"input_ids": torch.full((3, TINY["max_position_embeddings"] + 1), 5), "attention_mask": None},
-    "is a DynamicCache, but must be an EncoderDecoderCache": {"past_key_values": DynamicCache()},
-    "covers 4 tokens, but there are 0 past and 6 new ones": {"decoder_attention_mask": REAL[:, :4]},
-    "covers 7 tokens, but there are 0 past and 6 new ones": {"decoder_attention_mask": REAL},
-    "mask of cross-attention": {"attention_mask": torch.ones(3, 1, 7, 7, dtype=torch.bool)},
-    "exactly one of input_ids and inputs_embeds": {"input_ids": None},
-    "an attention mask is [3, 7, 7]": {"attention_mask": torch.ones(3, 7, 7)},
-    "an attention mask is [7]": {"attention_mask": torch.ones(7)},
-    "must be boolean": {"attention_mask": torch.zeros(3, 1, 7, 7)},
-    # compiled code would read a row of it by the number of keys
-    "the mask is torch.bool [3, 3]": {"attention_mask": REAL[:, :3]},
-    "the mask is torch.bool [3, 9]": {"attention_mask": torch.ones(3, 9)},
-    "the target has 2 rows": {"labels": IDS[:2]},
-    "the target has 4 rows": {"labels": torch.full((4, 6), 5)},
-}
-
-
-@pytest.mark.parametrize("message", BAD_INPUTS)
-def test_bad_inputs_are_named(message):
-    for backend in ("eager", "fused"):
-        model = build_model("relu")
-        model.set_attn_implementation(backend)
-        with pytest.raises(ValueError, match=re.escape(message)):
-            model(**{**draw_pairs(), **BAD_INPUTS[message]})
-
-
-def test_masks_follow_the_inputs_of_a_layer_to_its_device():
-    """As accelerate's hooks carry them where a model is split over devices."""
-    padding, given = torch.ones(2, 4, dtype=torch.bool), torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    for fields in ({"key_padding_mask": padding}, {"causal_offset": torch.tensor(3)}, {"given": given}):
-        mask = AttentionMask(4, 4, torch.device("cpu"), **fields)
-        moved = send_to_device({"attention_mask": mask}, torch.device("meta"))["attention_mask"]
-        (name,) = fields
-        assert getattr(moved, name).device == moved.dense.device == moved.device == torch.device("meta")
-        assert mask.to("cpu") is mask
-
-
 @pytest.mark.parametrize("preset", ["softmax", "reluformer"])
 def test_mask_of_four_dimensions_and_embeddings_as_input(preset):
     model, batch = build_model(preset), draw_pairs()
@@ -240,17 +162,6 @@ def test_mask_of_four_dimensions_and_embeddings_as_input(preset):
         torch.testing.assert_close(logits_of(model, attention_mask=mask), expected)
     embeddings = model.get_input_embeddings()(batch["input_ids"])
     torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)
-
-
-def test_labels_of_mbart_begin_with_their_last_token():
-    model = build_model("softmax", label_shift="last_label")
-    pad = model.config.pad_token_id
-    labels = torch.tensor([[5, 6, 7, 2, -100, -100], [8, 2, -100, -100, -100, -100], [9, 5, 6, 7, 8, 2]])
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)
-    torch.testing.assert_close(shifted, shift_tokens_right(labels, pad))
-    torch.testing.assert_close(
-        model.prepare_decoder_input_ids_from_labels(labels.masked_fill(labels == -100, pad)), shifted
-    )
 
 
 def test_a_ready_mask_may_tell_queries_apart_in_the_encoder_alone():
@@ -265,3 +176,68 @@ def test_a_ready_mask_may_tell_queries_apart_in_the_encoder_alone():
     assert not torch.allclose(states, changed)
     with pytest.raises(ValueError, match="cross-attention"):
         model(input_ids=ids, attention_mask=causal, labels=batch["labels"])
+
+
+IDS = torch.full((3, 7), 5)
+BAD_INPUTS = {
+    "max_position_embeddings": {"labels": torch.full((3, TINY["max_position_embeddings"] + 1), 5)},
+    "33 tokens": {"input_ids": torch.full((3, TINY["max_position_embeddings"] + 1), 5), "attention_mask": None},
+    "EncoderDecoderCache": {"past_key_values": DynamicCache()},
+    "covers 4 tokens": {"decoder_attention_mask": torch.ones(3, 4)},
+    "covers 7 tokens": {"decoder_attention_mask": torch.ones(3, 7)},
+    "cross-attention": {"attention_mask": torch.ones(3, 1, 7, 7, dtype=torch.bool)},
+    "input_ids and inputs_embeds": {"input_ids": None},
+    "an attention mask": {"attention_mask": torch.ones(3, 7, 7)},
+    "must be boolean": {"attention_mask": torch.zeros(3, 1, 7, 7)},
+    # compiled code would read a row of it by the number of keys
+    **{f"the mask is torch.bool [3, {length}]": {"attention_mask": torch.ones(3, length)} for length in (3, 9)},
+    "the target has 2 rows": {"labels": IDS[:2]},
+}
+
+
+@pytest.mark.parametrize("message", BAD_INPUTS)
+def test_bad_inputs_are_refused(message):
+    for backend in ("eager", "fused"):
+        model = build_model("relu")
+        model.set_attn_implementation(backend)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model(**{**draw_pairs(), **BAD_INPUTS[message]})
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused():
+    model, batch = build_model("relu"), draw_pairs()
+    ids = torch.ones_like(batch.pop("labels"))
+    steps = {**batch, "decoder_input_ids": ids, "decoder_attention_mask": ids, "use_cache": True}
+    steps[CACHE_NAME] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    model(**steps)
+    with pytest.raises(ValueError, match="covers 6 tokens, but there are 6 past and 6 new ones"):
+        model(**steps)
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "causal_offset", "given"])
+def test_masks_follow_the_inputs_of_a_layer_to_its_device(name):
+    """As accelerate's hooks carry them where a model is split over devices."""
+    part = torch.ones({"key_padding_mask": (2, 4), "causal_offset": (), "given": (1, 1, 4, 4)}[name])
+    part = part.long() if name == "causal_offset" else part.bool()
+    mask = AttentionMask(4, 4, torch.device("cpu"), **{name: part})
+    moved = send_to_device({"attention_mask": mask}, torch.device("meta"))["attention_mask"]
+    assert getattr(moved, name).device == moved.dense.device == moved.device == torch.device("meta")
+
+
+def test_labels_of_mbart_begin_with_their_last_token():
+    model = build_model("softmax", label_shift="last_label")
+    labels = torch.tensor([[5, 6, 7, 2, -100, -100], [8, 2, -100, -100, -100, -100], [9, 5, 6, 7, 8, 2]])
+    expected = shift_tokens_right(labels, model.config.pad_token_id)
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), expected)
+
+
+def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
+    model, source = build_model("reluformer", dropout=0.0, attention_dropout=0.0).train(), draw_pairs()["input_ids"]
+    labels = torch.randint(4, 40, (2 * len(source), 5))
+    labels[0, 3:] = -100
+    sums = []
+    for rows in (source, source.repeat_interleave(2, 0)):
+        encoded = model.get_encoder()(input_ids=rows).last_hidden_state
+        decoded = model.get_decoder()(labels.clamp_min(1), encoder_hidden_states=encoded, query_mask=labels.ne(-100))
+        sums.append(regularizer_sums(decoded.site_rows, model.config.entropy_bound))
+    torch.testing.assert_close(*sums)

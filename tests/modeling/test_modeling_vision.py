@@ -61,7 +61,7 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
         else:
             states = norm(parameters, attention_norm, states + attend(f"{layer}.self_attn", "encoder", states))
             states = norm(parameters, mlp_norm, states + feed_forward(f"{layer}.mlp", states))
-    if config.norm_position == "pre":
+    if config.norm_position == "pre" and not config.norm_after_pooling:
         states = norm(parameters, "vit.norm", states)
     if config.pooling == "attention":
         query = parameters["vit.pooler.probe"].expand(len(states), -1, -1)
@@ -69,6 +69,8 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
         pooled = (pooled + feed_forward("vit.pooler.mlp", norm(parameters, "vit.pooler.norm", pooled)))[:, 0]
     else:
         pooled = states[:, 0] if config.pooling == "cls" else states.mean(1)
+    if config.norm_after_pooling:
+        pooled = norm(parameters, "vit.norm", pooled)
     if config.representation_size is not None:
         pooled = torch.tanh(reference.linear(parameters, "vit.representation", pooled))
     return reference.linear(parameters, "classifier", pooled)
@@ -85,6 +87,7 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
         ("softmax", {"attention": {"activation": "gelu", "length_exponent": 0.5, "learned_length_exponent": True}}),
         ("softmax", {"hidden_act": "swiglu"}),
         ("softmax", {"norm_position": "post"}),
+        *(("softmax", {"norm_after_pooling": True, "pooling": pooling}) for pooling in POOLINGS),
     ],
     ids=str,
 )
@@ -119,7 +122,7 @@ def test_other_image_sizes_get_positions_between(kind, pooling):
         torch.testing.assert_close(embeddings.positions(4, 6), wanted.flatten(2).transpose(1, 2))
     bigger = draw_images(height=16, width=24)["pixel_values"]
     assert model(bigger).logits.shape == (3, 5)
-    with pytest.raises(ValueError, match="16 x 24 pixels, but the model's positions are for 8 x 12"):
+    with pytest.raises(ValueError, match="positions"):
         model(bigger, interpolate_pos_encoding=False)
 
 
@@ -158,122 +161,11 @@ def test_initialisation_is_that_of_big_vision():
     assert (normal.classifier.bias == -10).all()
 
 
-def test_residual_stream_stays_in_single_precision_under_autocast():
-    model = build_model("relu-vit", "vision", pooling="cls")
-    entering = []
-    model.vit.layers[1].register_forward_pre_hook(lambda module, inputs: entering.append(inputs[0].dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        logits_of(model)
-    logits_of(model.bfloat16())
-    assert entering == [torch.float32, torch.bfloat16]
-
-
-def test_dropped_paths_are_whole_and_keep_the_mean():
-    branch = torch.ones(4000, 2, 3, dtype=torch.bfloat16)
-    dropped = drop_path(branch, 0.2)
-    assert dropped.dtype == branch.dtype
-    rows = dropped.flatten(1)
-    assert ((rows == 0).all(1) | (rows == rows.max()).all(1)).all()
-    assert (rows[:, 0] == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
-    assert rows.float().mean().item() == pytest.approx(1, abs=0.05)
-
-
 def test_stochastic_depth_rises_with_the_layers_and_is_off_in_evaluation():
     model = build_model("relu-vit", "vision", drop_path_rate=0.5)
     assert [layer.drop_path_rate for layer in model.vit.layers] == [0.0, 0.25, 0.5]
     torch.testing.assert_close(logits_of(model), logits_of(build_model("relu-vit", "vision")))
     assert not torch.allclose(logits_of(model.train()), logits_of(model.eval()))
-    assert build_model("relu-vit", "vision", num_hidden_layers=1, drop_path_rate=0.5).vit.layers[0].drop_path_rate == 0
-
-
-def test_every_dropout_is_read():
-    still = build_model("relu-vit", "vision").train()
-    torch.testing.assert_close(logits_of(still), logits_of(build_model("relu-vit", "vision")))
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"):
-        model = build_model("relu-vit", "vision", **{name: 0.3}).train()
-        assert not torch.allclose(logits_of(model), logits_of(still)), name
-        torch.testing.assert_close(logits_of(model.eval()), logits_of(still))
-    # the first is of the layers and of what enters them
-    embeddings = build_model("relu-vit", "vision", hidden_dropout_prob=0.3).train().vit.embeddings
-    assert 0.1 < (embeddings(draw_images()["pixel_values"]) == 0).float().mean() < 0.5
-
-
-def test_classes_and_soft_targets_give_the_same_loss():
-    model, batch = build_model("relu-vit", "vision", label_smoothing=0.2), draw_images()
-    soft = functional.one_hot(batch["labels"], 5).float()
-    for training in (False, True):
-        model.train(training)
-        output = model(**batch)
-        torch.testing.assert_close(model(batch["pixel_values"], labels=soft).loss, output.loss)
-        smoothing = 0.2 if training else 0.0
-        targets = soft * (1 - smoothing) + smoothing / 5
-        torch.testing.assert_close(output.loss, -(targets * output.logits.log_softmax(-1)).sum(1).mean())
-    mixed = 0.7 * soft + 0.3 * soft.roll(1, 0)
-    parts = [model.eval()(batch["pixel_values"], labels=part).loss for part in (soft, soft.roll(1, 0))]
-    torch.testing.assert_close(model(batch["pixel_values"], labels=mixed).loss, 0.7 * parts[0] + 0.3 * parts[1])
-
-
-def test_sigmoid_loss_sums_over_classes():
-    fields = {"problem_type": "multi_label_classification", "label_smoothing": 0.1}
-    model, batch = build_model("relu-vit", "vision", **fields), draw_images()
-    several = torch.tensor([[1.0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]])
-    for training in (False, True):
-        output = model.train(training)(batch["pixel_values"], labels=several)
-        targets = several * 0.9 + 0.1 / 5 if training else several
-        p = output.logits.double().sigmoid()
-        expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(1).mean()
-        torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-5)
-    one_class = model.eval()(**batch).loss
-    torch.testing.assert_close(
-        one_class, model(batch["pixel_values"], labels=functional.one_hot(batch["labels"], 5)).loss
-    )
-
-
-def test_one_label_is_a_regression_unless_another_problem_is_named():
-    pixels = draw_images()["pixel_values"]
-    model = build_model("relu-vit", "vision", num_labels=1)
-    for labels in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([[1.0], [-2.0], [0.5]]), torch.tensor([1, -2, 0])):
-        output = model(pixels, labels=labels)
-        torch.testing.assert_close(output.loss, (output.logits.flatten() - labels.flatten()).square().mean())
-    several, labels = build_model("relu-vit", "vision", num_labels=4, problem_type="regression"), torch.rand(3, 4)
-    output = several(pixels, labels=labels)
-    torch.testing.assert_close(output.loss, (output.logits - labels).square().mean())
-    for labels in (torch.zeros(3), torch.zeros(12), torch.zeros(3, 3)):
-        with pytest.raises(ValueError, match=r"but must be as many as logits, \[3, 4\]"):
-            several(pixels, labels=labels)
-    model.config.problem_type = "single_label_classification"
-    assert model(pixels, labels=torch.zeros(3, dtype=torch.long)).loss == 0
-
-
-BAD_INPUTS = {
-    "an image of half patches": {"pixel_values": torch.zeros(3, 3, 9, 12)},
-    "a float for each image": {"labels": torch.zeros(3)},
-    "too few labels": {"labels": torch.zeros(2, dtype=torch.long)},
-    "too many classes": {"labels": torch.zeros(3, 9)},
-}
-SHARES = torch.rand(3, 5)
-BAD_LABELS = [
-    (torch.tensor([0, -1, 1]), r"labels\[1\] is -1, but must be from 0 to 4"),
-    (torch.tensor([0, 1, 99]), r"labels\[2\] is 99"),
-    (torch.tensor([-100, 1, 1]), r"labels\[0\] is -100"),
-    (SHARES.masked_fill(torch.eye(3, 5).bool(), 255.0), r"labels\[0, 0\] is 255"),
-    (SHARES.masked_fill(torch.eye(3, 5).bool(), torch.nan), r"labels\[0, 0\] is nan"),
-]
-
-
-@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
-@pytest.mark.parametrize(("labels", "message"), BAD_LABELS, ids=["-1", "99", "-100", "255", "nan"])
-def test_labels_out_of_range_are_named(labels, message, problem):
-    model = build_model("relu-vit", "vision", problem_type=problem)
-    with pytest.raises(ValueError, match=message):
-        model(draw_images()["pixel_values"], labels=labels)
-
-
-@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
-@pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_inputs_are_refused(name, problem):
-    with pytest.raises((ValueError, RuntimeError)):
-        build_model("relu-vit", "vision", problem_type=problem)(**{**draw_images(), **BAD_INPUTS[name]})
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -289,22 +181,90 @@ def test_no_pooling_reads_the_registers(pooling):
     assert not torch.allclose(model.vit.pool(changed, options)[0], output.pooler_output)
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_last_norm_may_come_after_any_pooling(pooling):
-    model, normed = build_model("relu-vit", "vision", pooling=pooling, norm_after_pooling=True), []
-    model.vit.norm.register_forward_pre_hook(lambda module, inputs: normed.append(inputs[0].shape))
-    logits_of(model)
-    assert normed == [(3, 16)]
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -(targets * logits.log_softmax(-1)).sum(1).mean()
 
 
-def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_returned():
-    model = build_model("relu-vit", "vision", pooling="mean")
+def sums_over_classes(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()).sum(1).mean()
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(
+    ("problem", "loss"), [(None, cross_entropy), ("multi_label_classification", sums_over_classes)]
+)
+def test_losses_of_classes_and_of_shares(problem, loss, is_training):
+    model, batch = build_model("relu-vit", "vision", label_smoothing=0.2, problem_type=problem), draw_images()
+    model.train(is_training)
+    one_hot = functional.one_hot(batch["labels"], 5)
+    mixed = 0.7 * one_hot + 0.3 * one_hot.roll(1, 0)
+    several = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]])
+    for labels in (batch["labels"], one_hot, mixed, *([several] if problem else [])):
+        output = model(batch["pixel_values"], labels=labels)
+        targets = labels if labels.dim() == 2 else one_hot
+        smoothed = 0.8 * targets + 0.2 / 5 if is_training else targets
+        torch.testing.assert_close(output.loss, loss(output.logits, smoothed))
+
+
+def test_one_label_is_a_regression_unless_another_problem_is_named():
     pixels = draw_images()["pixel_values"]
+    model = build_model("relu-vit", "vision", num_labels=1)
+    for labels in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([[1.0], [-2.0], [0.5]]), torch.tensor([1, -2, 0])):
+        output = model(pixels, labels=labels)
+        torch.testing.assert_close(output.loss, (output.logits.flatten() - labels.flatten()).square().mean())
+    model.config.problem_type = "single_label_classification"
+    assert model(pixels, labels=torch.zeros(3, dtype=torch.long)).loss == 0
+    several, labels = build_model("relu-vit", "vision", num_labels=4, problem_type="regression"), torch.rand(3, 4)
+    output = several(pixels, labels=labels)
+    torch.testing.assert_close(output.loss, (output.logits - labels).square().mean())
+    for labels in (torch.zeros(3), torch.zeros(12), torch.zeros(3, 3)):
+        with pytest.raises(ValueError, match="as many as logits"):
+            several(pixels, labels=labels)
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"pixel_values": torch.zeros(3, 3, 9, 12)},
+        *({"labels": torch.tensor(labels)} for labels in ([0, -1, 1], [0, 1, 99], [-100, 1, 1], [0.0] * 3, [0, 0])),
+        *({"labels": torch.eye(3, 5).masked_fill(torch.eye(3, 5).bool(), share)} for share in (255.0, torch.nan)),
+        {"labels": torch.zeros(3, 9)},
+    ],
+    ids=lambda inputs: None,
+)
+def test_bad_inputs_are_refused(inputs, problem):
+    with pytest.raises((ValueError, RuntimeError)):
+        build_model("relu-vit", "vision", problem_type=problem)(**{**draw_images(), **inputs})
+
+
+def test_dropped_paths_are_whole_and_keep_the_mean():
+    dropped = drop_path(torch.ones(4000, 2, 3, dtype=torch.bfloat16), 0.2)
+    assert dropped.dtype == torch.bfloat16
+    rows = dropped.flatten(1)
+    assert (rows == rows[:, :1]).all()
+    assert (rows[:, 0] == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
+    assert rows.float().mean().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"])
+def test_every_dropout_is_read_in_training_alone(name):
+    expected = logits_of(build_model("relu-vit", "vision").train())
+    model = build_model("relu-vit", "vision", **{name: 0.3})
+    torch.testing.assert_close(logits_of(model), expected)
+    assert not torch.allclose(logits_of(model.train()), expected)
+    embedded = model.vit.embeddings(draw_images()["pixel_values"])
+    assert (embedded == 0).any() == (name == "hidden_dropout_prob")
+
+
+def test_outputs_are_those_of_the_layers():
+    model, pixels = build_model("relu-vit", "vision", pooling="mean"), draw_images()["pixel_values"]
     output = model.vit(pixels, output_hidden_states=True)
     torch.testing.assert_close(output.hidden_states[0], model.vit.embeddings(pixels))
     torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean(1))
     rows = regularizer_sums(model.vit(pixels, output_null_rate=True).site_rows, None)[-1]
     assert rows == 3 * 2 * 3 * 6  # images x heads x layers x tokens
-    assert isinstance(model.vit(pixels, return_dict=False), tuple)
-    assert model.get_input_embeddings() is model.vit.embeddings.projection
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model.vit(pixels, output_hidden_states=True).hidden_states
+    assert states[1].dtype == torch.float32  # a residual stream of bfloat16 would lose what layers add

@@ -1,14 +1,12 @@
 """Our models under the stock `Seq2SeqTrainer`, as someone fine-tunes who has never heard of this library."""
 
-import logging
-
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from builders.models import build_model, draw_images, draw_pairs
+from builders.models import build_model
 from reluformers.translation.tokenization import train_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
@@ -80,20 +78,3 @@ def test_a_cache_is_no_prediction(tokenizer, tmp_path):
     trainer.args.predict_with_generate, model.config.use_cache = False, True
     logits, _ = trainer.predict(rows).predictions  # the other is of the encoder
     assert logits.shape == (9, 2, len(tokenizer))
-
-
-def test_a_regulariser_that_is_left_out_is_told_once_and_in_training_alone(caplog):
-    logging.getLogger("transformers").warning_once.cache_clear()
-    caplog.set_level(logging.WARNING)
-    model, batch = build_model("reluformer"), draw_pairs()
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    model.eval()(**inputs, decoder_input_ids=batch["labels"].clamp_min(0))
-    model.train().generate(**inputs, max_new_tokens=3)
-    model(**batch)
-    weights = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.1}
-    images, pixels = build_model("relu-vit", "vision", **weights).train(), draw_images()["pixel_values"]
-    images.eval()(pixels)
-    assert "regularization_loss" not in caplog.text
-    for _ in range(2):
-        images.train()(pixels)
-    assert caplog.text.count("regularization_loss") == 1
