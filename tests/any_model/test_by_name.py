@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModel,
-    AutoModelForCausalLM,
     DataCollatorWithFlattening,
     DynamicCache,
     StaticCache,
@@ -156,15 +154,6 @@ def test_a_model_computes_the_written_out_form(name, attention, padding):
             assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "vit", "bart", "whisper"])
-def test_exclusive_attention_is_refused_where_a_query_may_be_of_any_key(name):
-    model = build(name, "exclusive_attention")
-    with pytest.raises(ValueError, match="exclusive_output is for causal attention"):
-        model(**inputs(name))
-    with pytest.raises(ValueError, match="exclusive_output is for causal attention"):
-        build("llama", "exclusive_attention").generate(**inputs("llama"), cache_implementation="static")
-
-
 PACKED = ["llama", "mistral", "gemma3", "bert", "roberta", "modernbert"]
 LENGTHS = (5, 1, 7, 2)
 FAMILIES = [*ATTENTIONS, *(f"{name}_of_packed" for name in ACTIVATIONS)]
@@ -202,30 +191,6 @@ def test_texts_of_a_packed_row_are_as_each_alone(name, attention):
         torch.testing.assert_close(model(**batch, use_cache=False).logits[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["modernbert", "llama"])
-def test_a_packed_row_by_compiled_code(name):
-    """In float32, of several blocks of keys."""
-    texts = torch.randint(3, 90, (43,), generator=torch.Generator().manual_seed(1)).split((20, 13, 10))
-    model = build(name, "relu_attention")
-    expected = torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
-    torch.testing.assert_close(model(**pack(texts)).logits[0], expected, rtol=1e-4, atol=1e-4)
-    if name == "modernbert":  # the compiler cannot look into the mask functions of windows
-        return
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(**pack(texts)).logits[0], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_positions_that_do_not_go_on_begin_a_text_where_the_attention_is_given_them():
-    attention = AttentionInterface()["relu_attention"]
-    states, module = torch.randn(3, 1, 2, 7, 8), torch.nn.Module()
-    positions = torch.tensor([[2, 3, 4, 2, 2, 3, 5]])
-    found, _ = attention(module, *states, None, is_causal=False, position_ids=positions)
-    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
-        alone, _ = attention(module, *states[:, :, :, part], None, is_causal=False)
-        torch.testing.assert_close(found[:, part], alone)
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_a_ready_mask_is_cut_at_the_texts_too(name):
     ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -241,35 +206,6 @@ def test_a_ready_mask_is_cut_at_the_texts_too(name):
         model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [
-        *(([3, 7, 12], None), ([0, 7, 5, 12], None), ([0, -3, 12], None), ([0, 5, 13], None), ([5, 0, 12], None)),
-        *(([[0, 5, 12]], None), ([0, 5, 12], [2, 5, 12]), ([0, 5, 12], [0, 12]), ([0, 5, 12], [0, 6, 12])),
-    ],
-    ids=str,
-)
-def test_starts_by_which_texts_see_each_other_are_refused(queries, keys):
-    attention, states = AttentionInterface()["relu_attention"], torch.randn(3, 1, 2, 12, 8)
-    starts = {"cu_seq_lens_q": torch.tensor(queries), "cu_seq_lens_k": None if keys is None else torch.tensor(keys)}
-    with pytest.raises(ValueError, match="cu_seq_lens"):
-        attention(torch.nn.Module(), *states, None, **starts)
-
-
-def test_an_empty_text_in_a_row_and_keys_of_other_lengths():
-    attention, states = AttentionInterface()["relu_attention"], torch.randn(3, 1, 2, 12, 8)
-    starts, lengths = torch.tensor([0, 5, 5, 12]), torch.tensor([0, 3, 4, 12])
-    found, _ = attention(
-        torch.nn.Module(), *states, None, cu_seq_lens_q=starts, cu_seq_lens_k=lengths, is_causal=False
-    )
-    for queries, keys in ((slice(0, 5), slice(0, 3)), (slice(5, 12), slice(4, 12))):
-        query, key, value = states
-        alone, _ = attention(
-            torch.nn.Module(), query[:, :, queries], key[:, :, keys], value[:, :, keys], None, is_causal=False
-        )
-        torch.testing.assert_close(found[:, queries], alone)
-
-
 SPARSE_TYPES = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")  # the oldest transformers lacks the third
 
 
@@ -283,21 +219,6 @@ def test_keys_that_a_sparse_attention_has_not_chosen_are_not_seen(model_type):
         with torch.no_grad():
             outputs[name] = model(tokens).last_hidden_state
     torch.testing.assert_close(outputs["softmax_attention"], outputs["eager"])
-
-
-def test_chunks_of_a_row_are_no_chunks_of_its_texts():
-    config = transformers.Llama4TextConfig(**LLAMA, attention_chunk_size=4, attn_implementation="relu_attention")
-    mask = create_chunked_causal_mask(config, torch.zeros(1, 12, 32), None, None)
-    attention = AttentionInterface()["relu_attention"]
-    with pytest.raises(ValueError, match="chunks"):
-        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 12, 8), mask, cu_seq_lens_q=torch.tensor([0, 5, 12]))
-
-
-def test_what_changes_nothing_about_attention_passes():
-    model, batch = build("llama", "relu_attention"), inputs("llama")
-    expected = model.generate(**batch, max_new_tokens=3)
-    names = {"tokenizer": object(), "seq_idx": torch.zeros(2, 13).int(), "num_items_in_batch": torch.tensor(3)}
-    assert torch.equal(model.generate(**batch, max_new_tokens=3, **names), expected)
 
 
 CACHED = [
@@ -318,19 +239,6 @@ def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, 
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "attention"), list(zip(itertools.cycle(["llama", "bert", "marian"]), ATTENTIONS, strict=False))
-)
-def test_weights_are_given_where_they_are_asked_for(name, attention):
-    model, batch = build(name, attention, torch.float64), inputs(name, "right")
-    output = model(**batch, output_attentions=True)
-    kind = "decoder_attentions" if name == "marian" else "attentions"
-    weights = output[kind]
-    assert len(weights) == 2
-    assert weights[0].dim() == 4
-    torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-9, atol=1e-9)
-
-
 def test_sinks_of_softmax():
     fields = {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 5}
     config = transformers.GptOssConfig(**fields, layer_types=["sliding_attention", "full_attention"])
@@ -349,100 +257,12 @@ def test_sinks_of_softmax():
         model(**batch)
 
 
-def test_a_saved_name_that_is_not_known_is_an_error(tmp_path):
-    build("llama", "relu_attention").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "of_another_process"}))
-    with pytest.raises(ValueError, match="of_another_process"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("class_name", "fields"),
-    [
-        ("DebertaModel", {**TEXT, "intermediate_size": 48}),
-        ("Gemma2ForCausalLM", {**LLAMA, "head_dim": 8, "attn_logit_softcapping": 30.0}),
-        # which call the interface, but have another attention with softmax
-        ("PegasusXModel", {**SEQ2SEQ, "block_size": 4, "num_global_tokens": 2}),
-        ("SamVisionModel", {**SAM, "window_size": 2, "global_attn_indexes": [1]}),
-    ],
-)
-def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
-    model_class = getattr(transformers, class_name)
-    config = model_class.config_class(**fields)
-    part = class_name.removesuffix("Model")  # or the encoder in it
-    with pytest.raises(ValueError, match=f"{part}.*relu_attention"):
-        model_class._from_config(copy.deepcopy(config), attn_implementation="relu_attention")
-    if model_class._can_set_attn_implementation():  # transformers itself warns of others, and changes nothing
-        with pytest.raises(ValueError, match=f"{part}.*relu_attention"):
-            model_class(config).set_attn_implementation("relu_attention")
-
-
-def test_a_model_of_which_a_part_cannot_take_it_is_refused_and_takes_it_in_the_others(tmp_path):
-    wrapper, refused = transformers.VisionEncoderDecoderModel, "SamVisionModel does not take relu_attention"
-    encoder = transformers.SamVisionConfig(**SAM, window_size=2, global_attn_indexes=[1])
-    decoder = transformers.BertConfig(**TEXT, intermediate_size=48, is_decoder=True, add_cross_attention=True)
-    config = wrapper.config_class.from_encoder_decoder_configs(encoder, decoder)
-    for attention in ("relu_attention", {"encoder": "relu_attention"}):
-        with pytest.raises(ValueError, match=refused):
-            wrapper._from_config(copy.deepcopy(config), attn_implementation=attention)
-    model = wrapper._from_config(copy.deepcopy(config))
-    with pytest.raises(ValueError, match=refused):
-        model.set_attn_implementation("relu_attention")
-    with pytest.raises(ValueError, match="SamVisionModel does not take"):
-        exchange_attention(model, "relu-vit")
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=refused):
-        wrapper.from_pretrained(tmp_path, attn_implementation="relu_attention")
-    model = wrapper.from_pretrained(tmp_path, attn_implementation={"decoder": "relu_attention"})
-    assert model.config.decoder._attn_implementation == "relu_attention"
-
-
-def test_what_a_model_asks_and_the_attention_has_not_is_an_error():
-    model, batch = build("llama", "relu_attention"), inputs("llama")
-    with pytest.raises(ValueError, match="unheard_of"):
-        model(**batch, unheard_of=torch.ones(1))
-
-
-def test_states_that_do_not_fit_each_other_are_an_error_and_those_that_broadcast_are_not():
-    attention = AttentionInterface()["relu_attention"]
-    module, states = torch.nn.Module(), torch.randn(2, 4, 16, 8)
-    with pytest.raises(RuntimeError):
-        attention(module, states, states, states[:, :, :1].contiguous(), None, is_causal=False)
-    found, _ = attention(module, states, states[:1], states[:1], None, is_causal=False)
-    expanded = states[:1].expand(2, -1, -1, -1).contiguous()
-    torch.testing.assert_close(found, attention(module, states, expanded, expanded, None, is_causal=False)[0])
-
-
 def test_phi_of_ones_own():
     batch = inputs("llama")
     register_attention("squared_attention", lambda scores: torch.relu(scores) ** 2, length_exponent=1.0)
     register_written_out("written_relu2", phi="relu2", exponent=1.0)
     outputs = [build("llama", kind)(**batch).logits for kind in ("squared_attention", "written_relu2")]
     torch.testing.assert_close(*(real_part(part, batch) for part in outputs), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("field", "name", "attention"),
-    [
-        # names that transformers reads more into, and that of an exchange
-        *(("name is", name, "relu") for name in ("sdpa", "eager", "flash_of_mine", "me/repo", "flex_attention", "")),
-        ("reluformers_exchanged", "reluformers_exchanged", "relu"),
-        # a name holds no parameters
-        *(("parameters", "mine", preset) for preset in ("qknorm", "rela-g")),
-        ("parameters", "mine", {"activation": "relu", "learned_threshold": True}),
-        ("relo", "mine", {"activation": "relo"}),
-        ("'relaformer'", "mine", "relaformer"),
-    ],
-)
-def test_what_cannot_be_registered(field, name, attention):
-    with pytest.raises(ValueError, match=field):
-        register_attention(name, attention)
-
-
-def test_a_function_and_the_name_of_another_are_refused():
-    with pytest.raises(TypeError, match="activation"):
-        register_attention("mine", torch.relu, activation="relu2")
 
 
 def test_masks_of_both_sides_and_causality_in_any_order():
@@ -456,8 +276,146 @@ def test_masks_of_both_sides_and_causality_in_any_order():
         assert torch.equal(found.dense.expand_as(expected), expected)
 
 
-def test_a_mask_of_other_keys_is_an_error():
-    query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 20, 8)
-    mask = AttentionMaskInterface()["relu_attention"](1, 4, 5, attention_mask=torch.ones(1, 5), device="cpu")
-    with pytest.raises(ValueError, match="mask is of 5 keys, but there are 20"):
-        AttentionInterface()["relu_attention"](torch.nn.Module(), query, key, key, mask)
+def attend(*states, mask=None, is_causal=False, **options):
+    """Output of `relu_attention` without a model."""
+    return AttentionInterface()["relu_attention"](torch.nn.Module(), *states, mask, is_causal=is_causal, **options)[0]
+
+
+def test_queries_of_a_packed_row_see_keys_of_their_text_alone():
+    """Texts begin where positions start anew, or by numbers for queries and keys, of which one text may have none."""
+    query, key, value = torch.randn(3, 1, 2, 12, 8)
+    starts, lengths = torch.tensor([0, 5, 5, 12]), torch.tensor([0, 3, 4, 12])
+    positions = torch.tensor([[2, 3, 4, 5, 6, 2, 2, 3, 4, 5, 6, 7]])
+    for options, parts in (
+        ({"cu_seq_lens_q": starts, "cu_seq_lens_k": lengths}, ((0, 5, 0, 3), (5, 12, 4, 12))),
+        ({"position_ids": positions}, ((0, 5, 0, 5), (5, 6, 5, 6), (6, 12, 6, 12))),
+    ):
+        found = attend(query, key, value, **options)
+        for first, last, start, stop in parts:
+            alone = attend(query[:, :, first:last], key[:, :, start:stop], value[:, :, start:stop])
+            torch.testing.assert_close(found[:, first:last], alone)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        *((starts, None) for starts in ([3, 7, 12], [0, 7, 5, 12], [0, -3, 12], [0, 5, 13], [[0, 5, 12]])),
+        *(([0, 5, 12], starts) for starts in ([2, 5, 12], [0, 12], [0, 6, 12])),
+    ],
+    ids=str,
+)
+def test_starts_by_which_texts_see_each_other_are_refused(queries, keys):
+    starts = {"cu_seq_lens_q": torch.tensor(queries), "cu_seq_lens_k": None if keys is None else torch.tensor(keys)}
+    with pytest.raises(ValueError, match="cu_seq_lens"):
+        attend(*torch.randn(3, 1, 2, 12, 8), is_causal=True, **starts)
+
+
+@pytest.mark.slow
+def test_a_packed_row_compiles():
+    texts = torch.randint(3, 90, (43,), generator=torch.Generator().manual_seed(1)).split((20, 13, 10))
+    model = build("llama", "relu_attention")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**pack(texts)).logits, model(**pack(texts)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_states_that_do_not_fit_each_other_are_refused_and_those_that_broadcast_are_not():
+    states = torch.randn(2, 4, 16, 8)
+    keys = states[:1]
+    expanded = keys.expand(2, -1, -1, -1).contiguous()
+    torch.testing.assert_close(attend(states, keys, keys), attend(states, expanded, expanded))
+    with pytest.raises(RuntimeError):
+        attend(states, states, states[:, :, :1].contiguous())
+    mask = AttentionMaskInterface()["relu_attention"](2, 16, 5, attention_mask=torch.ones(2, 5), device="cpu")
+    with pytest.raises(ValueError, match="mask is of 5 keys"):
+        attend(states, states, states, mask=mask)
+    config = transformers.Llama4TextConfig(**LLAMA, attention_chunk_size=4, attn_implementation="relu_attention")
+    chunks = create_chunked_causal_mask(config, torch.zeros(1, 12, 32), None, None)
+    with pytest.raises(ValueError, match="chunks"):
+        attend(*torch.randn(3, 1, 2, 12, 8), mask=chunks, cu_seq_lens_q=torch.tensor([0, 5, 12]))
+
+
+def run_exclusive(name, **options):
+    model = build(name, "exclusive_attention")
+    return model.generate(**inputs(name), **options) if options else model(**inputs(name))
+
+
+def set_by_name(class_name, **fields):
+    """A model that gets a name of an attention from its configuration."""
+    model_class = getattr(transformers, class_name)
+    return model_class._from_config(model_class.config_class(**fields), attn_implementation="relu_attention")
+
+
+BLOCKS = {**SEQ2SEQ, "block_size": 4, "num_global_tokens": 2}
+REFUSED = [
+    # a query may be of any key
+    *(
+        ("exclusive_output", run_exclusive, {"name": name})
+        for name in ("bert", "modernbert", "vit", "bart", "whisper")
+    ),
+    ("exclusive_output", run_exclusive, {"name": "llama", "cache_implementation": "static", "max_new_tokens": 2}),
+    # other attentions than those that the interface computes
+    ("Deberta.*relu_attention", set_by_name, {"class_name": "DebertaModel", **TEXT, "intermediate_size": 48}),
+    ("Gemma2.*relu_attention", set_by_name, {"class_name": "Gemma2ForCausalLM", **LLAMA, "head_dim": 8}),
+    ("PegasusX.*relu_attention", set_by_name, {"class_name": "PegasusXModel", **BLOCKS}),
+    # names that transformers reads more into, and that of an exchange
+    *(
+        ("name is", register_attention, {"name": name, "attention": "relu"})
+        for name in ("sdpa", "eager", "flash_of_mine", "me/repo", "flex_attention", "")
+    ),
+    ("reluformers_exchanged", register_attention, {"name": "reluformers_exchanged", "attention": "relu"}),
+    # a name holds no parameters
+    *(
+        ("parameters", register_attention, {"name": "mine", "attention": attention})
+        for attention in ("qknorm", "rela-g", {"activation": "relu", "learned_threshold": True})
+    ),
+    ("activation", register_attention, {"name": "mine", "attention": torch.relu, "activation": "relu2"}),
+]
+
+
+@pytest.mark.parametrize(("message", "call", "options"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_would_compute_something_else_is_refused(message, call, options):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(**options)
+
+
+def test_a_part_that_cannot_take_it_is_refused_and_the_others_take_it(tmp_path):
+    wrapper = transformers.VisionEncoderDecoderModel
+    encoder = transformers.SamVisionConfig(**SAM, window_size=2, global_attn_indexes=[1])
+    decoder = transformers.BertConfig(**TEXT, intermediate_size=48, is_decoder=True, add_cross_attention=True)
+    config = wrapper.config_class.from_encoder_decoder_configs(encoder, decoder)
+    model = wrapper._from_config(copy.deepcopy(config))
+    model.save_pretrained(tmp_path)
+    for use in (
+        lambda: wrapper._from_config(copy.deepcopy(config), attn_implementation={"encoder": "relu_attention"}),
+        lambda: model.set_attn_implementation("relu_attention"),
+        lambda: exchange_attention(model, "relu-vit"),
+        lambda: wrapper.from_pretrained(tmp_path, attn_implementation="relu_attention"),
+    ):
+        with pytest.raises(ValueError, match="SamVisionModel does not take"):
+            use()
+    model = wrapper.from_pretrained(tmp_path, attn_implementation={"decoder": "relu_attention"})
+    assert model.config.decoder._attn_implementation == "relu_attention"
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("{", '{"attn_implementation": "of_another_process",', 1))
+    with pytest.raises(ValueError, match="of_another_process"):
+        wrapper.from_pretrained(tmp_path)
+
+
+def test_an_argument_that_the_attention_does_not_read_is_refused_and_one_of_other_code_is_not():
+    model, batch = build("llama", "relu_attention"), inputs("llama")
+    others = {"tokenizer": object(), "seq_idx": torch.zeros(2, 13).int(), "num_items_in_batch": torch.tensor(3)}
+    torch.testing.assert_close(model(**batch, **others).logits, model(**batch).logits)
+    with pytest.raises(ValueError, match="unheard_of"):
+        model(**batch, unheard_of=torch.ones(1))
+
+
+@pytest.mark.parametrize("attention", list(WRITTEN)[:4])
+def test_weights_that_are_asked_for_are_those_of_the_attention(attention):
+    batch, outputs = inputs("bert", "right"), []
+    for name in (attention, WRITTEN[attention]):
+        outputs.append(build("bert", name, torch.float64)(**batch, output_attentions=True))
+    real = batch["attention_mask"].bool()
+    for found, expected in zip(outputs[0].attentions, outputs[1].attentions, strict=True):
+        torch.testing.assert_close(found.transpose(1, 2)[real], expected.transpose(1, 2)[real])
+    torch.testing.assert_close(outputs[0].logits[real], outputs[1].logits[real])

@@ -105,6 +105,7 @@ def test_a_field_that_fast_paths_do_not_read_is_left_to_the_reference(name, is_f
     assert attention.fused_attention(formula, states, states, states, mask, "none")[0] == "reference"
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_compile_as_one_graph():
     """The compiler refuses a layer that changes an object from outside, such as a mask that keeps what it computed."""
     torch.compiler.reset()
