@@ -25,28 +25,6 @@ def new_tokens(model, prompt):
     return model.generate(torch.tensor([prompt]), generation_config=SETTINGS)[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    [
-        *(("llama", "relu_attention"), ("mistral", "relu_sum_attention"), ("gemma3", "reluformer_attention")),
-        *(("qwen3", "entmax15_attention"), ("llama", "sigmoid_attention"), ("mistral", {"preset": "rela-g"})),
-    ],
-    ids=str,
-)
-def test_batches_of_requests_have_the_tokens_of_generate(name, attention):
-    is_name = isinstance(attention, str)
-    model = build(name, attention if is_name else "sdpa")
-    if not is_name:
-        exchange_attention(model, attention)
-    before = model.config._attn_implementation
-    outputs = model.generate_batch(
-        PROMPTS, generation_config=SETTINGS, continuous_batching_config=BATCHES, warmup=False, progress_bar=False
-    )
-    found = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
-    assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS}
-    assert model.config._attn_implementation == before
-
-
 def test_a_cancelled_request_changes_none_of_the_others():
     model = build("llama", "relu_attention")
     options, found = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}, {}
@@ -62,10 +40,24 @@ def test_a_cancelled_request_changes_none_of_the_others():
     assert found == {number: new_tokens(model, PROMPTS[number]) for number in range(len(PROMPTS)) if number != 2}
 
 
-def test_a_model_with_softmax_is_batched_as_before():
-    model = build("llama", "sdpa")
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        *(("llama", attention) for attention in ("relu_attention", "sigmoid_attention", "sdpa")),
+        ("mistral", "relu_sum_attention"),
+        ("gemma3", "reluformer_attention"),
+        ("qwen3", "entmax15_attention"),
+        ("mistral", "exchanged"),
+    ],
+)
+def test_batches_of_requests_have_the_tokens_of_generate(name, attention):
+    model = build(name, "sdpa" if attention == "exchanged" else attention)
+    if attention == "exchanged":
+        exchange_attention(model, "rela-g")
+    before = model.config._attn_implementation
     outputs = model.generate_batch(
-        PROMPTS[:3], generation_config=SETTINGS, continuous_batching_config=BATCHES, warmup=False, progress_bar=False
+        PROMPTS, generation_config=SETTINGS, continuous_batching_config=BATCHES, warmup=False, progress_bar=False
     )
     found = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
-    assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS[:3]}
+    assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS}
+    assert model.config._attn_implementation == before

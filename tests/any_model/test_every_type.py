@@ -41,6 +41,7 @@ SOME = [
 ]
 
 
+@pytest.mark.slow
 def test_some_types_are_exact_or_refused():
     found = examine_all([name for name in SOME if name in model_types()])  # older versions have fewer
     outcomes = {name: one.outcome for name, one in found.items() if "requires the timm library" not in one.why}

@@ -49,79 +49,12 @@ def test_without_parameters_it_is_the_attention_by_name(name):
     torch.testing.assert_close(logits(exchanged, name), logits(build(name, "relu_attention"), name))
 
 
-def test_some_sites_keep_softmax():
-    model = build("bart", "eager")
-    exchange_attention(model, "relu-vit", sites=["model.decoder.layers.*.encoder_attn"])
-    added = [name for name, _ in model.named_modules() if name.endswith(SUBMODULE)]
-    assert added == [f"model.decoder.layers.{layer}.encoder_attn.{SUBMODULE}" for layer in range(2)]
-    weights = model(**inputs("bart"), output_attentions=True)
-    rows = weights.encoder_attentions[0].sum(-1)
-    torch.testing.assert_close(rows, torch.ones_like(rows))
-    assert (weights.cross_attentions[0] == 0).any()
-    for sites in ("model.decoder.*", ["nowhere.*"]):
-        with pytest.raises(ValueError, match=f"sites has '{sites[0]}"):
-            exchange_attention(build("bart", "eager"), "relu-vit", sites=sites)
-
-
-@pytest.mark.parametrize(
-    "attention", ["rela-g", "qknorm", {"activation": "relu", "learned_threshold": True, "threshold": 0.5}], ids=str
-)
-def test_parameters_of_another_attention_that_is_asked_for_start_as_its_configuration_says(attention, tmp_path):
-    exchange_attention(build("llama", "eager"), "reluformer").save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, attention=attention)
-    parts = [part for part in model.modules() if isinstance(part, InterfaceAttention)]
-    assert parts
-    for part in parts:
-        config, width = part.attention, LLAMA["hidden_size"]
-        assert part.scale is None or part.scale.item() == pytest.approx(config.initial_scale(part.head_dim))
-        assert part.threshold is None or part.threshold.item() == config.threshold
-        if part.output_norm is not None:
-            assert torch.equal(part.output_norm.weight, torch.ones(width))
-            assert 0 < part.output_norm.gate.abs().max() <= (3 / width) ** 0.5
-    model.save_pretrained(tmp_path / "again")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
-    assert all(torch.equal(part, model.state_dict()[name]) for name, part in again.state_dict().items())
-
-
 def test_a_model_with_scalars_of_its_own_computes_where_its_weights_are_fetched():
     model, batch = exchange_attention(build("llama", "eager"), "qknorm").eval(), inputs("llama")
     expected = logits(model, "llama")
     cpu_offload(model, execution_device="cpu")
     with torch.no_grad():
         assert torch.equal(real_part(model(**batch).logits, batch), expected)
-
-
-def test_other_processes_write_nothing_and_a_checkpoint_has_its_code(tmp_path):
-    model = exchange_attention(build("llama", "eager"), "relu-vit")
-    model.save_pretrained(tmp_path / "none", False)
-    assert not list((tmp_path / "none").glob("*"))
-    model.save_pretrained(tmp_path / "run" / "checkpoint-3")
-    assert list((tmp_path / "run" / "checkpoint-3").glob("*.py"))
-    assert not list((tmp_path / "run").glob("*.py"))
-
-
-def test_the_trainer_trains_and_saves_it(tmp_path):
-    model = exchange_attention(build("llama", "eager"), "qknorm")
-    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (8, 9))]
-    arguments = TrainingArguments(
-        tmp_path, max_steps=4, per_device_train_batch_size=4, learning_rate=0.05, save_steps=4, report_to=[]
-    )
-    before = {name: part.clone() for name, part in model.named_parameters() if SUBMODULE in name}
-    trainer = Trainer(model, arguments, train_dataset=rows)
-    trainer.train()
-    after = dict(model.named_parameters())
-    assert before
-    assert all((after[name] != part).any() for name, part in before.items())
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
-    assert torch.equal(logits(again.eval(), "llama"), logits(model.eval(), "llama"))
-
-
-@pytest.mark.parametrize("name", ["bert", "marian"])
-def test_exclusive_output_is_refused_where_attention_is_not_causal(name):
-    model = build(name, "eager")
-    with pytest.raises(ValueError, match=r"self.* is not causal"):
-        exchange_attention(model, {"exclusive_output": True})
-    assert not isinstance(model, ExchangedModel)
 
 
 def test_decoders_are_exclusive_where_they_are_named():
@@ -133,6 +66,63 @@ def test_decoders_are_exclusive_where_they_are_named():
     assert torch.equal(model.generate(**batch, max_new_tokens=6, use_cache=False), tokens)
 
 
+def test_some_sites_keep_softmax():
+    model = build("bart", "eager")
+    exchange_attention(model, "relu-vit", sites=["model.decoder.layers.*.encoder_attn"])
+    added = [name for name, _ in model.named_modules() if name.endswith(SUBMODULE)]
+    assert added == [f"model.decoder.layers.{layer}.encoder_attn.{SUBMODULE}" for layer in range(2)]
+    weights = model(**inputs("bart"), output_attentions=True)
+    rows = weights.encoder_attentions[0].sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+    assert (weights.cross_attentions[0] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "sites"),
+    [
+        *(("bart", "relu-vit", sites) for sites in ("model.decoder.*", ["nowhere.*"])),
+        *((name, {"exclusive_output": True}, None) for name in ("bert", "marian")),
+    ],
+)
+def test_sites_that_cannot_be_exchanged_are_refused(name, attention, sites):
+    model = build(name, "eager")
+    with pytest.raises(ValueError):
+        exchange_attention(model, attention, sites)
+    assert not isinstance(model, ExchangedModel)
+
+
+@pytest.mark.parametrize(
+    "attention", ["rela-g", "qknorm", {"activation": "relu", "learned_threshold": True, "threshold": 0.5}], ids=str
+)
+def test_parameters_of_another_attention_that_is_asked_for_start_as_its_configuration_says(attention, tmp_path):
+    exchange_attention(build("llama", "eager"), "reluformer").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attention=attention)
+    parts = [part for part in model.modules() if isinstance(part, InterfaceAttention)]
+    assert parts
+    for part in parts:
+        assert part.scale is None or part.scale.item() == pytest.approx(part.attention.initial_scale(part.head_dim))
+        assert part.threshold is None or part.threshold.item() == part.attention.threshold
+        if part.output_norm is not None:
+            assert (part.output_norm.weight == 1).all()
+            assert 0 < part.output_norm.gate.abs().max() <= (3 / LLAMA["hidden_size"]) ** 0.5
+
+
+def test_the_trainer_trains_and_saves_it(tmp_path):
+    model = exchange_attention(build("llama", "eager"), "qknorm")
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (8, 9))]
+    arguments = TrainingArguments(tmp_path, max_steps=2, learning_rate=0.05, save_steps=2, report_to=[])
+    before = {name: part.clone() for name, part in model.named_parameters() if SUBMODULE in name}
+    Trainer(model, arguments, train_dataset=rows).train()
+    after = dict(model.named_parameters())
+    assert before
+    assert all((after[name] != part).any() for name, part in before.items())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+    assert torch.equal(logits(again.eval(), "llama"), logits(model.eval(), "llama"))
+    assert list((tmp_path / "checkpoint-2").glob("*.py"))
+    model.save_pretrained(tmp_path / "of another process", False)
+    assert not list((tmp_path / "of another process").glob("*"))
+
+
 @pytest.mark.parametrize(
     ("name", "attention"),
     [
@@ -141,21 +131,20 @@ def test_decoders_are_exclusive_where_they_are_named():
     ],
 )
 def test_a_fit_brings_the_outputs_nearer_to_softmax(name, attention):
-    model = exchange_attention(build(name, "eager"), attention)
-    batch = inputs(name, "none")
+    model, batch = exchange_attention(build(name, "eager"), attention), inputs(name, "none")
     wanted = logits(build(name, "softmax_attention"), name)
-    calls = _record(model, [batch])
     before = {}
-    for module, recorded in calls.items():
+    for module, calls in _record(model, [batch]).items():
         added = getattr(model.get_submodule(module), SUBMODULE)
-        pairs = [(added(part, *states, **options)[0].flatten(2), out) for part, states, options, out in recorded]
-        wrong = sum((given - out).square().sum() for given, out in pairs)
-        before[module] = (wrong / sum(out.square().sum() for _, out in pairs)).item()
+        pairs = [(added(part, *states, **options)[0].flatten(2), out) for part, states, options, out in calls]
+        wrong, whole = (sum(part.square().sum() for part in parts) for parts in (
+            [found - out for found, out in pairs], [out for _, out in pairs]
+        ))  # fmt: skip
+        before[module] = (wrong / whole).item()
     errors = fit_attention(model, [batch])
     assert errors.keys() == before.keys()
     assert all(errors[module] <= before[module] * (1 + 1e-6) for module in errors)
     if attention == {"learned_scale": True}:
-        assert max(errors.values()) < 1e-8
         torch.testing.assert_close(logits(model, name), wanted, rtol=1e-3, atol=1e-3)
     else:
         assert sum(errors.values()) < sum(before.values())
