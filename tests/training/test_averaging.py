@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
-from builders.models import build_model
 from reluformers.files import MARK
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 from reluformers.training.checkpoints import complete_checkpoint
@@ -28,22 +27,17 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def checkpoint(folder: Path, seed: int, shards: int = 1) -> Path:
+OTHERS = {"config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
+
+
+def checkpoint(folder: Path, seed: int, shard_bytes: int = 1000) -> Path:
     """A checkpoint as the Trainer leaves it."""
     folder.mkdir(parents=True)
-    values = list(tensors(seed).items())
-    if shards == 1:
-        save_file(dict(values), folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        files = [f"model-{number + 1:05}-of-{shards:05}.safetensors" for number in range(shards)]
-        for number, file in enumerate(files):
-            save_file(dict(values[number::shards]), folder / file, metadata={"format": "pt"})
-        names = {key: files[position % shards] for position, (key, _) in enumerate(values)}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    for name in ("config.json", "generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"):
+    save_torch_state_dict(tensors(seed), folder, max_shard_size=shard_bytes)
+    for name in OTHERS:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps({"model_type": "marian", "of": f"{name} of {seed}"}))
-    for name in ("optimizer.pt", "scaler.pt", "rng_state_0.pth", "trainer_state.json", "training_args.bin"):
+    for name in ("optimizer.pt", "rng_state_0.pth", "trainer_state.json"):
         (folder / name).write_text("training")
     return folder
 
@@ -52,62 +46,34 @@ def expected_mean(seeds: list[int]) -> dict[str, torch.Tensor]:
     rows = [tensors(seed) for seed in seeds]
     means = {}
     for key in ("weight", "half", "double", "scale"):
-        means[key] = torch.stack([row[key].double() for row in rows]).mean(0).to(rows[0][key].dtype)
+        rows_of_key = [row[key].double() for row in rows]
+        means[key] = torch.stack(rows_of_key).mean(0).to(rows[0][key].dtype)
     return {**means, "steps": rows[-1]["steps"], "flags": rows[-1]["flags"]}
 
 
 def assert_same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert result.keys() == expected.keys()
     for key, value in result.items():
-        torch.testing.assert_close(value, expected[key], msg=key)
+        # A sum in bfloat16 would be off by more.
+        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-6, msg=key)
 
 
-def test_sums_are_wider_than_bfloat16(tmp_path):
-    # in bfloat16 256 + 1 is 256, so a sum there would forget the small ones
-    values = [256.0, 1.0, 1.0, 1.0]
-    folders = []
-    for number, value in enumerate(values):
-        (tmp_path / str(number)).mkdir()
-        save_file({"w": torch.tensor([value]).bfloat16()}, tmp_path / str(number) / "model.safetensors")
-        folders.append(tmp_path / str(number))
-    average_checkpoints(folders, tmp_path / "average")
-    mean = load_file(tmp_path / "average" / "model.safetensors")["w"]
-    assert mean.dtype == torch.bfloat16
-    assert mean.item() == torch.tensor(sum(values) / 4).bfloat16().item() != 64.0
-    with safe_open(tmp_path / "average" / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}  # which transformers asks for, whatever the checkpoints say
-
-
-@pytest.mark.parametrize("shards", [(1, 1, 1), (1, 2, 2), (1, 3, 1)])
-def test_floats_are_averaged_and_all_else_comes_from_the_last(tmp_path, shards):
-    folders = [checkpoint(tmp_path / f"{seed}", seed, shards[seed]) for seed in (0, 1, 2)]
+@pytest.mark.parametrize("last_shard_bytes", [1000, 60])
+def test_floats_are_averaged_and_all_else_comes_from_the_last(tmp_path, last_shard_bytes):
+    shard_bytes = (1000, 50, last_shard_bytes)
+    folders = [checkpoint(tmp_path / f"{seed}", seed, shard_bytes[seed]) for seed in (0, 1, 2)]
     output = average_checkpoints(folders, tmp_path / "average")
     assert_same(load_file(output / "model.safetensors"), expected_mean([0, 1, 2]))
     files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
-    others = {"config.json", "generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
-    assert files == {MARK, "model.safetensors", *others}
-    for name in others:
+    assert files == {MARK, "model.safetensors", *OTHERS}
+    for name in OTHERS:
         assert f"{name} of 2" in (output / name).read_text()
 
 
-def test_averaged_model_with_tied_weights_opens(tmp_path):
-    models = [build_model("softmax") for _ in range(2)]
-    torch.nn.init.normal_(models[1].get_input_embeddings().weight)
-    for number, model in enumerate(models):
-        model.save_pretrained(tmp_path / str(number))
-    average_checkpoints([tmp_path / "0", tmp_path / "1"], tmp_path / "average")
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "average")
-    embeddings = [model.get_input_embeddings().weight for model in (*models, loaded)]
-    torch.testing.assert_close(embeddings[2], (embeddings[0] + embeddings[1]) / 2)
-    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
-
-
 def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path):
-    for name in ("checkpoint-900", "checkpoint-1000", "checkpoint-20", "checkpoint-best", "other", "checkpoint-1e9"):
+    for name in ("checkpoint-900", "checkpoint-1000", "checkpoint-20", "checkpoint-best"):
         (tmp_path / name).mkdir()
-    (tmp_path / "checkpoint-5000").write_text("a file")
     assert [path.name for path in last_checkpoints(tmp_path, 2)] == ["checkpoint-900", "checkpoint-1000"]
-    assert [path.name for path in last_checkpoints(tmp_path, 1)] == ["checkpoint-1000"]
     with pytest.raises(ValueError, match=str(tmp_path)):
         last_checkpoints(tmp_path, 4)
 
@@ -115,14 +81,6 @@ def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path):
 def cut_short(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-
-
-def without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def as_adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base"}')
 
 
 def with_change(**changes):
@@ -137,9 +95,11 @@ def with_change(**changes):
 @pytest.mark.parametrize(
     "damage",
     [
-        *(cut_short, without_weights, as_adapter),
-        *(with_change(scale=None), with_change(extra=torch.ones(2)), with_change(weight=torch.ones(4, 3))),
-        *(with_change(half=torch.tensor([1, 1, value, 1, 1]).bfloat16()) for value in (float("nan"), -float("inf"))),
+        cut_short,
+        with_change(scale=None),
+        with_change(extra=torch.ones(2)),
+        with_change(weight=torch.ones(4, 3)),
+        with_change(half=torch.tensor([1, 1, float("nan"), 1, 1]).bfloat16()),
     ],
 )
 def test_damaged_or_different_checkpoints_are_named_and_nothing_is_left(tmp_path, damage, place):

@@ -1,7 +1,6 @@
 """Training without a recipe: one that follows from the pairs, and a validation set that is held out of them."""
 
 import json
-import math
 
 import pytest
 import yaml
@@ -21,7 +20,7 @@ def read(path) -> dict:
     return yaml.safe_load(path.read_text())
 
 
-def test_two_files_are_enough_and_the_recipe_repeats_the_run(tmp_path, capsys):
+def test_two_files_are_enough_and_the_recipe_repeats_the_run(tmp_path):
     files = write_pairs(tmp_path, "train", 120)
     changes = [*SMALL, "training.num_train_epochs=1", "training.logging_steps=1"]
     run_command("train", "--data", *files.values(), *LANGUAGES, *changes, "--output_dir", tmp_path / "first")
@@ -37,44 +36,26 @@ def test_two_files_are_enough_and_the_recipe_repeats_the_run(tmp_path, capsys):
     assert results[0]["validation_loss"] == results[1]["validation_loss"]
     again = ("train", "--data", *files.values(), *LANGUAGES, *changes, "--resume", "auto")
     run_command(*again, "--output_dir", tmp_path / "first")
-    capsys.readouterr()
-    run_command("evaluate", tmp_path / "first", "--data", tmp_path / "first" / "validation.jsonl")
-    assert "6 sentences" in capsys.readouterr().out
 
 
 def test_a_validation_set_that_is_given_is_taken(tmp_path):
     train, validation = write_pairs(tmp_path, "train", 50), write_pairs(tmp_path, "validation", 5)
-    rows = [{"en": "a", "de": "b"}] * 5
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for data in (validation, str(tmp_path / "rows.jsonl")):
-        recipe = TranslationRecipe.from_dict(default_recipe(train, "en", "de", data))
-        assert recipe.data.held_out is None
-        splits = load_splits(recipe.data)
-        assert (len(splits["train"]), len(splits["validation"])) == (50, 5)
+    recipe = TranslationRecipe.from_dict(default_recipe(train, "en", "de", validation))
+    assert recipe.data.held_out is None
+    splits = load_splits(recipe.data)
+    assert (len(splits["train"]), len(splits["validation"])) == (50, 5)
 
 
 def test_sizes_follow_from_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(translation_recipe, "UPDATES", 2000)
-    recipes = [default_recipe(write_pairs(tmp_path, f"rows{rows}", rows), "en", "de") for rows in (40, 4000, 40000)]
-    recipes = [TranslationRecipe.from_dict(recipe) for recipe in recipes]
-    sizes = [recipe.tokenizer.vocab_size for recipe in recipes]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1]
-    assert [recipe.data.held_out for recipe in recipes] == [2, 200, 1000]
-    epochs = [recipe.training["num_train_epochs"] for recipe in recipes]
-    assert epochs == sorted(epochs, reverse=True)
-    assert epochs[0] > epochs[-1] >= 3
-    for recipe in recipes:
+    recipes = [default_recipe(write_pairs(tmp_path, f"rows{rows}", rows), "en", "de") for rows in (40, 40000)]
+    small, large = (TranslationRecipe.from_dict(recipe) for recipe in recipes)
+    assert small.tokenizer.vocab_size < large.tokenizer.vocab_size
+    assert (small.data.held_out, large.data.held_out) == (2, 1000)
+    assert small.training["num_train_epochs"] > large.training["num_train_epochs"] >= 3
+    for recipe in (small, large):
         assert 0 < recipe.training["ema_decay"] < 1
         recipe.training_arguments(tmp_path)
-
-
-def test_many_characters_have_room_in_the_vocabulary(tmp_path):
-    text = "".join(chr(0x4E00 + number) for number in range(3000))
-    (tmp_path / "a.zh").write_text("\n".join(text[start : start + 20] for start in range(0, 3000, 20)) + "\n")
-    (tmp_path / "a.en").write_text("a b c\n" * math.ceil(3000 / 20))
-    pair = {"source": str(tmp_path / "a.zh"), "target": str(tmp_path / "a.en")}
-    assert default_recipe(pair, "zh", "en")["tokenizer"]["vocab_size"] > 3500
 
 
 def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():

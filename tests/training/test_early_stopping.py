@@ -52,12 +52,3 @@ def test_more_patience_goes_on(files, stopped, tmp_path):
     results = train_translation(make_recipe(files, **PATIENT | {"early_stopping_patience": 3}), copy, resume="auto")
     assert results["steps"] > stopped[1]["steps"]
     assert [entry["epoch"] for entry in losses(copy)] == [1, 2, 3, 4]
-
-
-def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, tmp_path):
-    options = PATIENT | {"early_stopping_patience": None, "num_train_epochs": 2}
-    train_translation(make_recipe(files, **options), tmp_path)
-    train_translation(make_recipe(files, **PATIENT), tmp_path, resume="auto")
-    assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="15 updates"):
-        train_translation(make_recipe(files, **options), tmp_path, resume="auto")
