@@ -41,14 +41,14 @@ def write_toy_files(folder: Path) -> dict[str, dict[str, str]]:
     return {"train": write_pairs(folder, "train", 120), "validation": write_pairs(folder, "validation", 6)}
 
 
-def copy_as_interrupted(whole: Path, copy: Path) -> Path:
-    """A copy of a finished run as if it had been stopped behind its second update, within the first epoch."""
+def copy_as_interrupted(whole: Path, copy: Path, step: int = 2) -> Path:
+    """A copy of a finished run as if it had been stopped behind an update of the first epoch."""
     shutil.copytree(whole, copy)
     for folder in copy.glob("checkpoint-*"):
-        if folder.name != "checkpoint-2":
+        if folder.name != f"checkpoint-{step}":
             shutil.rmtree(folder)
-    state = json.loads((copy / "checkpoint-2" / "trainer_state.json").read_text())
-    assert 0 < state["epoch"] < 1
+    state = json.loads((copy / f"checkpoint-{step}" / "trainer_state.json").read_text())
+    assert 0 < state["epoch"] <= 1
     return copy
 
 
@@ -60,11 +60,11 @@ def assert_same_weights(folder: Path, other: Path) -> None:
         assert torch.equal(weight, others[name]), name
 
 
-def check_resuming(train, recipe, folder: Path) -> tuple[Path, Path]:
+def check_resuming(train, recipe, folder: Path, step: int = 2) -> tuple[Path, Path]:
     """A run and one that was stopped within its first epoch end with the same weights and have the same log."""
     whole, resumed = folder / "whole", folder / "resumed"
     train(recipe, whole)
-    train(recipe, copy_as_interrupted(whole, resumed), resume="last")
+    train(recipe, copy_as_interrupted(whole, resumed, step), resume="last")
     assert_same_weights(whole, resumed)
     keys = ("step", "epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_bleu", "eval_accuracy")
     logs = [json.loads((each / "log_history.json").read_text()) for each in (whole, resumed)]

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 
-from builders.commands import SCRIPTS, launch
+from builders.commands import launch
 from builders.models import build_config
 from builders.translation_runs import assert_same_weights, copy_as_interrupted, make_recipe, write_toy_files
 from reluformers.tasks import task_of
@@ -37,15 +36,6 @@ def test_the_plan_of_transformers_names_modules(kind):
     names = [name for name, _ in model.base_model.named_modules()]
     for rule in config.base_model_fsdp_plan:
         assert any(fnmatch(name, rule) for name in names), rule
-
-
-@pytest.mark.parametrize("path", sorted((SCRIPTS / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
-def test_configurations_of_accelerate_are_valid(path):
-    config = load_config_from_file(str(path))
-    assert config.num_processes == 8 * config.num_machines
-    if config.fsdp_config:
-        assert config.fsdp_config["fsdp_version"] == 2
-        assert config.fsdp_config["fsdp_cpu_ram_efficient_loading"] is False
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The parts of the trainer that stand alone: padding, the meter of the log, the arguments."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
@@ -10,7 +8,7 @@ from reluformers.data.batching import PairCollator
 from reluformers.training.callbacks import EndOfEpoch, TrainingMeter
 from reluformers.translation.recipe import TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers.translation.trainer import TranslationTrainer, count_tokens
+from reluformers.translation.trainer import count_tokens
 
 
 def test_the_collator_equals_that_of_transformers():
@@ -43,17 +41,6 @@ def test_the_meter_counts_tokens_and_means():
     for null_rate in (None, torch.tensor(0.5), torch.tensor(0.25), None):
         meter.add(inputs, {"null_rate": null_rate})
     assert meter.summary(torch.clone)["null_rate"] == pytest.approx(0.375)
-
-
-@pytest.mark.parametrize(("strategy", "logged"), [("no", []), ("epoch", [0, 1, 2, 3]), ("steps", [1, 3])])
-def test_null_rates_are_asked_for_where_a_log_is_due(tmp_path, strategy, logged):
-    args = TranslationTrainingArguments(output_dir=str(tmp_path), logging_strategy=strategy)
-    trainer = SimpleNamespace(args=args, state=TrainerState(logging_steps=2))
-    found = []
-    for trainer.state.global_step in range(4):
-        if TranslationTrainer._is_logged.fget(trainer):
-            found.append(trainer.state.global_step)
-    assert found == logged
 
 
 @pytest.mark.parametrize(("epoch", "due"), [(1.0, False), (1.5, False), (2.0, True), (2.5, False)])
