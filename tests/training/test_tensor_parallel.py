@@ -10,12 +10,6 @@ from builders.models import build_config, build_model
 from builders.tensor_parallel import CASES
 
 TESTS = Path(__file__).parents[1]
-SOME = ("seq2seq-reluformer", "vision-rela-g", "relu_attention", "exchanged-0", "exchanged-1", "refused")
-
-
-def compare(processes: int, folder: Path, monkeypatch, *cases: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    launch(str(TESTS / "builders" / "tensor_parallel.py"), processes, folder, *cases)
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "vision"])
@@ -27,14 +21,11 @@ def test_rules_name_modules(kind, preset):
 
 
 @pytest.mark.slow
-def test_two_processes_compute_what_one_does(tmp_path, monkeypatch):
-    compare(2, tmp_path, monkeypatch, *SOME)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("kind", ["seq2seq", "vision", "llama"])
 def test_every_kind_of_model_is_shared(processes, kind, tmp_path, monkeypatch):
     own = ("seq2seq", "vision")
     kinds = {name: name.split("-")[0] if name.startswith(own) else "llama" for name in CASES}
-    compare(processes, tmp_path, monkeypatch, *(name for name in CASES if kinds[name] == kind))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    cases = (name for name in CASES if kinds[name] == kind)
+    launch(str(TESTS / "builders" / "tensor_parallel.py"), processes, tmp_path, *cases)
