@@ -72,11 +72,8 @@ FLAT = [{"id": 1, "de": german, "en": english} for english, german in PAIRS]
         ("train.parquet", translations()),
         ("train.parquet", FLAT),
         ("train.csv", CSV),
-        ("train.csv.gz", CSV),
-        ("train.tsv", TSV),
         ("train.tsv.gz", TSV),
     ],
-    ids=["jsonl", "jsonl.gz", "json", "jsonl-columns", "parquet", "parquet-columns", "csv", "csv.gz", "tsv", "tsv.gz"],
 )
 @pytest.mark.parametrize("form", ["file", "folder", "dict", "list"])
 def test_formats(tmp_path, name, content, form):
@@ -129,20 +126,13 @@ def test_unequal_parallel_text_names_the_line(tmp_path, english, german, shorter
     [
         ("x.csv", b"en,de\n", ""),
         ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), "row 4: .*'en'"),
-        ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *translations()]), "row 1: .*'en'"),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', "line 4"),
         ("x.csv", b"en,de\na,b\na,b,c\n", "line 3"),
         ("x.csv", b"en;de\na;b\n", "row 1: .*'en;de'"),
-        ("x.csv", b"en;de\na, c;b\n", "line 2: .*'en;de'"),
-        ("x.tsv", b"en,de\na,b\n", "row 1: .*'en,de'"),
-        ("x.csv", b"Two dogs,Zwei Hunde\nA cat,Eine Katze\n", "row 1: .*'Two dogs', 'Zwei Hunde'"),
-        ("x.jsonl", jsonl([{"source": "a", "target": "b"}]), "row 1: .*'source', 'target'"),
         ("x.csv", "en,de\na,b\n".encode("utf-16"), "UTF-8"),
-        ("x.jsonl", jsonl(translations()).decode().encode("utf-16-le"), "UTF-8"),
         ("x.tsv", "en\tde\nä\tb\n".encode("latin-1"), "UTF-8"),
         ("x.csv", b'en,de\na,"b\n', "line 2"),
         ("x.csv", b"en,de\na\n", "line 2"),
-        ("x.tsv", b"en\tde\na\tb\n\na\tb\tc\n", "line 4"),
         ("x.tsv", b"en\tde\tde\na\tb\tc\n", "'de'"),
     ],
 )
@@ -153,34 +143,14 @@ def test_faults_of_files_are_refused_by_file_and_line(tmp_path, name, content, p
 
 def test_places_that_do_not_say_what_to_read_are_refused(tmp_path):
     path = write(tmp_path / "train.jsonl", jsonl(translations()))
-    assert "absent.jsonl" in fault(str(tmp_path / "absent.jsonl"))
     assert "train.jsonl" in fault(tmp_path, "dev")
     assert "('en', 'en')" in fault(path, target_lang="en")
-    fault({"train": {"source": path}})
     write(tmp_path / "train.csv", CSV)
     assert "train.csv, train.jsonl" in fault(tmp_path)
 
 
-def test_hub_features_of_translation_sets():
-    """Sets on the Hub declare the column as `Translation`."""
-    features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
-    rows = {"translation": [{"en": english, "de": german} for english, german in PAIRS]}
-    hub = datasets.Dataset.from_dict(rows, features=features)
-    with pytest.MonkeyPatch.context() as patch:
-        calls = []
-        patch.setattr(
-            "reluformers.data.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
-        )
-        dataset = load({"path": "wmt/wmt14", "name": "de-en", "revision": "abc"}, "train[:3]")
-    assert pairs_of(dataset) == PAIRS
-    assert calls == [(("wmt/wmt14",), {"split": "train[:3]", "name": "de-en", "revision": "abc"})]
-
-
-CELLS = [
-    *("007", "3.50", "4e5", "+493", "1e3", "-0", "0x1F", "1_000", "inf", "NaN", "True", "false", "NA", "null", "None"),
-    *("", " ", " a ", "2024-05-01", "2024-05-01T12:30:00", "2024-05-01T12:30:00Z", "2024-05-01 12:30:00+02:00"),
-    *("12:30:00", '"', "'", "#", "{}", "[1]", "\\n", "\x00", "ü", "\u2028", "😀"),
-]
+CELLS = ["007", "3.50", "4e5", "-0", "inf", "NaN", "True", "NA", "null", "", " ", " a ", "2024-05-01", "12:30:00"]
+CELLS += ["2024-05-01T12:30:00Z", "2024-05-01 12:30:00+02:00", '"', "'", "#", "[1]", "\\n", "\x00", "\u2028", "😀"]
 # words before, behind and around any number of them; 10,000 rows are what `datasets` guesses from
 POSITIONS = {
     "alone": lambda cells: cells,
@@ -239,7 +209,7 @@ def test_one_file_is_not_its_own_translation(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("value", [7, None, ["a"], {"a": "b"}, "\ud800"])
+@pytest.mark.parametrize("value", [7, None, ["a"], "\ud800"])
 @pytest.mark.parametrize("row", [2, 10_002])
 def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row, streaming):
     rows = [{"en": "a", "de": "b"}] * (row - 1) + [{"en": "a", "de": value}]
@@ -251,7 +221,7 @@ def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row,
 
 
 @pytest.mark.parametrize(
-    ("ids", "expected"), [(["007", "2024-05-01"], None), ([7, 7], None), ([7, "007"], None), ([7, None], "row 2")]
+    ("ids", "expected"), [(["007", "2024-05-01"], None), ([7, "007"], None), ([7, None], "row 2")]
 )
 @pytest.mark.parametrize("column", ["doc", "source"])  # which is also the name of one of our own
 def test_document_ids_are_to_the_letter(tmp_path, ids, expected, column):

@@ -32,8 +32,6 @@ def recipe_file(tmp_path):
     [
         (["data.train=no_such_file.jsonl"], "no_such_file.jsonl"),
         (["data.validation=null"], "validation"),
-        (["training.optim=adamw_bnb_8bit"], "bitsandbytes"),
-        (["model.dtype=foo"], "foo"),
     ],
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, capsys, arguments, message):
