@@ -146,14 +146,3 @@ def test_padded_queries_have_no_say():
         scale, shift = calibration._row_scale(module, calls, 3), calibration._key_shift(reference, calls, 1.0)
         found.append((error, *scale, shift, fitted.output_norm.weight))
     torch.testing.assert_close(*found)
-
-
-@torch.no_grad()
-def test_a_gate_starts_at_a_half_and_the_gain_of_a_silent_channel_at_1():
-    module, real = MultiHeadAttention(12, 3, "rela-g"), torch.ones(2, 5, dtype=torch.bool)
-    module.v_proj.weight[0], module.v_proj.bias[0] = 0.0, 0.0
-    module.output_norm.weight.fill_(3.0)
-    calls = [RecordedCall(torch.randn(2, 5, 12), None, None, real, torch.randn(2, 5, 12))]
-    calibration.fit_gain(module.output_norm, calibration._pairs(module, calls, module.output_norm))
-    assert module.output_norm.weight[0] == 1
-    assert not module.output_norm.gate.any()

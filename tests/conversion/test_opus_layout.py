@@ -8,11 +8,8 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    DataCollatorForSeq2Seq,
     MarianMTModel,
     MarianTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     pipeline,
 )
 
@@ -64,21 +61,10 @@ def test_every_door_opens_every_layout(layout, tmp_path, capsys):
         assert [answer["translation_text"] for answer in answers] == expected
     shown = load_model(str(folder)).translate(ENGLISH[0], 2)
     assert shown.alignment
-    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(ENGLISH, GERMAN, strict=True)))
-    (tmp_path / "pairs.tsv").write_text("en\tde\n" + (tmp_path / "pairs.tsv").read_text())
+    pairs = [f"{a}\t{b}\n" for a, b in zip(ENGLISH, GERMAN, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("".join(["en\tde\n", *pairs]))
     run_command("evaluate", folder, "--data", tmp_path / "pairs.tsv", "--num_beams", 1, "--attention_report")
     assert "BLEU" in capsys.readouterr().out
-    rows = [
-        {**tokenizers[0](a), "labels": tokenizers[1](text_target=b)["input_ids"]}
-        for a, b in zip(ENGLISH, GERMAN, strict=True)
-    ]
-    trainer = Seq2SeqTrainer(
-        model,
-        Seq2SeqTrainingArguments(tmp_path / "run", max_steps=1, report_to=[], save_strategy="no", use_cpu=True),
-        train_dataset=rows,
-        data_collator=DataCollatorForSeq2Seq(tokenizers[0], model),
-    )
-    assert trainer.train().training_loss > 0
 
 
 def test_words_of_every_layout_are_aligned_by_the_source(layout):
@@ -105,33 +91,14 @@ def test_a_layout_opens_without_this_library(layout, tmp_path):
     assert run_clean(code, tmp_path, str(folder), *ENGLISH).strip() == str(expected)
 
 
-def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
+def test_it_goes_back(opus, tmp_path):
     run_command("convert", opus, tmp_path / "ours")
-    assert "Seq2SeqTransformerForConditionalGeneration" in capsys.readouterr().out
-    theirs = MarianMTModel.from_pretrained(opus).eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert isinstance(tokenizer, MarianTokenizer)
-    batch = tokenizer(ENGLISH, return_tensors="pt", padding=True)
-    written = theirs.generate(**batch, max_new_tokens=9)  # the weights are random, and would end nowhere
-    expected = MarianTokenizer.from_pretrained(opus).batch_decode(written, skip_special_tokens=True)
-    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
-    assert tokenizer.batch_decode(ours.generate(**batch, max_new_tokens=9), skip_special_tokens=True) == expected
-    translator = pipeline("translation", model=str(tmp_path / "ours"), trust_remote_code=True)
-    assert [result["translation_text"] for result in translator(ENGLISH, max_new_tokens=9)] == expected
-    load_translation_model(tmp_path / "ours")  # which checks that model and tokenizer fit
     assert {"source.spm", "target.spm", "vocab.json", "README.md"} <= set(read_saved_model(tmp_path / "ours").files)
     run_command("convert", tmp_path / "ours", tmp_path / "back", "--back")
-    back = MarianMTModel.from_pretrained(tmp_path / "back")
+    batch = AutoTokenizer.from_pretrained(tmp_path / "back")(ENGLISH, return_tensors="pt", padding=True)
+    theirs, back = (MarianMTModel.from_pretrained(folder) for folder in (opus, tmp_path / "back"))
     torch.testing.assert_close(back.generate(**batch), theirs.generate(**batch))
     assert {"source.spm", "target.spm", "vocab.json"} <= {path.name for path in (tmp_path / "back").iterdir()}
-
-
-def test_a_model_that_is_not_converted_is_said_to_be_slower(opus, tmp_path, capsys):
-    run_command("translate", "--model", opus, ENGLISH[0], "--num_beams", 1)
-    assert "reluformers convert" in capsys.readouterr().err
-    run_command("convert", opus, tmp_path / "ours")
-    run_command("translate", "--model", tmp_path / "ours", ENGLISH[0], "--num_beams", 1)
-    assert "transformers' search" not in capsys.readouterr().err
 
 
 def test_the_attention_is_exchanged_at_some_sites(opus, tmp_path, capsys):
@@ -142,8 +109,6 @@ def test_the_attention_is_exchanged_at_some_sites(opus, tmp_path, capsys):
     assert config["cross_attention"] is None
     assert config["attention"]["output_norm"] == "gated_rms_norm"
     assert {config[f"{site}_attention"]["activation"] for site in ("encoder", "decoder")} == {"softmax"}
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
     run_command("convert", tmp_path / "ours", tmp_path / "softmax", "--preset", "softmax")
     batch = {"input_ids": torch.tensor([[5, 9, 0]]), "decoder_input_ids": torch.tensor([[7, 8]])}
     softmax = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "softmax")

@@ -21,7 +21,6 @@ from builders.translation_runs import write_toy_files
 from reluformers.conversion.start import start_model
 from reluformers.images.recipe import ImageRecipe
 from reluformers.images.run import train_image_classification
-from reluformers.publish.card import known_base_model, known_licence
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.run import train_translation
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
@@ -71,9 +70,7 @@ def test_a_translation_model_starts_from_marian(marian, tmp_path):
     taught = {"distillation": 0.5, "attention_distillation": 1.0}
     recipe = translation_recipe(folder, files, preset="reluformer", sites=["encoder", "cross"], dropout=0.2, **taught)
     results = train_translation(recipe, tmp_path, report=lines.append)
-    assert any(
-        "attention of 2 modules exchanged; squared error of their outputs on 4 batches" in line for line in lines
-    )
+    assert any("attention of 2 modules exchanged" in line for line in lines)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     config = model.config
     assert [config.attention_for(site).activation for site in config.sites] == ["relu", "softmax", "relu"]
@@ -81,8 +78,6 @@ def test_a_translation_model_starts_from_marian(marian, tmp_path):
     assert model.generation_config.bad_words_ids == [[0]]
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (2, 11)
     assert results["start"] == {"base_model": "org/base", "license": "cc-by-4.0"}
-    assert known_base_model(tmp_path, "me/mine") == "org/base"
-    assert known_licence(tmp_path) == "cc-by-4.0"
     kept = MarianMTModel.from_pretrained(folder).model.shared.weight
     tuned = model.model.encoder.embed_tokens.weight
     assert not torch.equal(kept, tuned)  # trained, in memory of its own
