@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image
 from safetensors.torch import load_file
 
-from builders.commands import launch, refusal_of, run_command
-from builders.image_runs import CLASSES, make_image_recipe, write_images
+from builders.commands import launch, run_command
+from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import training_logs
 
 
@@ -29,17 +28,6 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
     assert "validation: accuracy" in capsys.readouterr().out
     assert json.loads((out / "config.json").read_text())["model_type"] == "rela_vit"
     assert json.loads((out / "results.json").read_text())["steps"] == 1
-
-
-def test_broken_images_are_found_before_training(recipe_file, tmp_path, capsys):
-    rows = Dataset.from_parquet(str(tmp_path / "train.parquet")).cast_column("image", Image(decode=False)).to_list()
-    rows[50]["image"]["bytes"] = rows[50]["image"]["bytes"][:-40]
-    features = Features({"image": Image(decode=False), "label": ClassLabel(names=CLASSES)})
-    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "broken.parquet")
-    options = [f"data.train={tmp_path / 'broken.parquet'}", "data.check_images=true"]
-    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
-    assert "data.train: row 51: " in line
-    assert not list((tmp_path / "out").rglob("model.safetensors"))
 
 
 @pytest.mark.slow

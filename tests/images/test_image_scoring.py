@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+from transformers import AutoModelForImageClassification
 
 from builders.commands import run_command
 from reluformers import vision_config
@@ -102,12 +102,6 @@ def test_sigmoid_loss_is_the_model_own(folder, split):
     assert found.loss == pytest.approx(sums.item() / len(split), rel=1e-5)
 
 
-def test_a_stock_model_is_evaluated_too(split, folder):
-    model, processor = ViTForImageClassification(ViTConfig(**SIZES, **labels_of(CLASSES))), load_image_model(folder)[1]
-    found = classify(model.eval(), image_batches(split, processor, batch_size=10, num_workers=1))
-    assert found.top[:, 0].tolist() == one_by_one(model, processor, split).argmax(-1).tolist()
-
-
 def test_scores_by_hand():
     logits = torch.eye(7)[[0, 0, 1, 2, 2, 2, 3]]
     logits[6, 1] = float("nan")
@@ -124,31 +118,20 @@ def test_scores_by_hand():
     assert [row["recall"] for row in classes.values()] == [pytest.approx(2 / 3), None, 1.0, None, None, None, 0.0]
     precisions = [row["precision"] for row in classes.values()]
     assert precisions == [1.0, 0.0, pytest.approx(2 / 3), None, None, None, None]
-    assert list(classes["red"]["predicted_as"].items()) == [("red", 2), ("green", 1)]
 
 
-def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
+def test_command_line_scores_and_writes(folder, data, split, tmp_path):
     output, picture = tmp_path / "new" / "results.json", tmp_path / "confusion.svg"
     run_command(
         "evaluate", folder, "--data", data, "--split", "test", "--batch_size", 7, "--attention_report",
         "--output", output, "--confusion_matrix", picture,
     )  # fmt: skip
-    printed = capsys.readouterr().out
     model, processor = load_image_model(folder)
     expected = classify(model, image_batches(split, processor)).scores()
     results = json.loads(output.read_text())
-    assert results["task"] == "image-classification"
-    assert results["data"]["rows"] == 25
-    scores = {name: score["value"] for name, score in results["scores"].items()}
-    assert scores["accuracy"] == expected["accuracy"]
-    assert scores["top5_accuracy"] == expected["top5_accuracy"]
-    assert scores["loss"] == pytest.approx(expected["loss"])
+    assert {name: score["value"] for name, score in results["scores"].items()} == pytest.approx(expected)
     assert list(results["classes"]) == CLASSES
     files = [(Path(row["image"]["path"]).read_bytes(), CLASSES[row["label"]].encode()) for row in split]
     assert results["data"]["checksum"] == checksum(files)
-    assert sum(scores["images"] for scores in results["classes"].values()) == 25
     assert 0 < results["attention"]["overall"]["zeros"] < 1
-    assert set(results["attention"]) == {"encoder", "overall"}
-    for text in (f"accuracy: {expected['accuracy']:.2%}", "25 images", "null %"):
-        assert text in printed
     assert "magenta" in picture.read_text()
