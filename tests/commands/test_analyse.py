@@ -29,15 +29,11 @@ def translators(tmp_path_factory):
     return folder
 
 
-def test_translation_models(translators, tmp_path, capsys):
+def test_translation_models(translators, tmp_path):
     run_command(
         "analyse", translators / "ours", translators / "marian", translators / "test.jsonl", "--source_lang", "en",
         "--target_lang", "de", "--output", tmp_path / "out" / "analysis.json",
     )  # fmt: skip
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[:2] == ["ours: 3 sentences", "marian: 3 sentences"]
-    assert printed[-2:] == [str(tmp_path / "out" / f"analysis.{end}") for end in ("json", "png")]
-    assert [line.split(" | ")[0] for line in printed[4:6]] == ["| ours", "| marian"]
     assert (tmp_path / "out" / "analysis.png").stat().st_size > 0
     analysis = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert analysis["data"] == analysis["data"] | {"source": "test.jsonl", "rows": 3, "source_lang": "en"}
@@ -51,7 +47,7 @@ def test_translation_models(translators, tmp_path, capsys):
     assert all(layer["overall"] == 0 for layer in marian["null_rate"]["cross"])
 
 
-def test_image_models(tmp_path, capsys):
+def test_image_models(tmp_path):
     save_classifier(tmp_path / "ours", pooling="attention")
     sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     names = dict(enumerate(("cat", "dog", "horse")))

@@ -1,7 +1,6 @@
 """`reluformers evaluate`: what it scores, in which languages, and by which measures."""
 
 import json
-import os
 
 import pytest
 import sacrebleu
@@ -9,7 +8,6 @@ import sacrebleu
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split, source_name
-from reluformers.evaluation.results import METRICS
 from reluformers.translation import evaluation
 from reluformers.translation.decoding import saved_languages
 
@@ -48,7 +46,7 @@ def test_languages_are_those_of_the_folder_unless_options_say_others(folder, row
     assert (other["data"]["source_lang"], other["data"]["target_lang"]) == ("en", "fr")
 
 
-@pytest.mark.parametrize("recipe", [None, "data: {source_lang: 5}", "{"])
+@pytest.mark.parametrize("recipe", [None, "data: {source_lang: 5}"])
 def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys):
     (folder / "recipe.yaml").unlink() if recipe is None else (folder / "recipe.yaml").write_text(recipe)
     assert saved_languages(folder) == (None, None)
@@ -67,27 +65,8 @@ def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
     same = evaluated(folder, rows / "validation.jsonl")
     assert found["scores"] == same["scores"]
     assert found["data"]["checksum"] == same["data"]["checksum"]
-    assert list(found["data"]["source"].values()) == [str(rows / "test.en"), str(rows / "test.de")]
-    (rows / "test.de").write_text("x\n")
-    assert "test.de" in refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
-    assert "longer" in refusal_of(capsys, "evaluate", folder, "--data", "a", "b", "c")
-    output = rows / "test.en"
-    given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
-    assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
-
-
-def test_a_data_file_whose_name_is_not_utf8_loses_no_scores(folder, rows):
-    odd = (rows / "validation.jsonl").rename(rows / os.fsdecode(b"d\xff.jsonl"))
-    assert evaluated(folder, odd)["data"]["source"] == str(odd)
-
-
-@pytest.mark.parametrize("form", ["utf-16", "utf-16-le", "latin-1"])
-def test_text_that_is_not_utf8_is_named(folder, rows, capsys, form):
-    (rows / "test.en").write_bytes("Ein Mann läuft.\nb\n".encode(form))
-    line = refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
-    assert "test.en" in line
-    assert "UTF-8" in line
-    assert "num_beams" in refusal_of(capsys, "evaluate", folder, "--data", "x", "--num_beams", 1, "num_beams=2")
+    given = ("--data", rows / "test.en", rows / "test.de")
+    assert "test.en" in refusal_of(capsys, "evaluate", folder, *given, "--output", rows / "test.en")
 
 
 def test_scores_outlast_what_is_written_behind_them_and_replace_no_model(folder, rows, monkeypatch, capsys):
@@ -104,10 +83,6 @@ def test_scores_outlast_what_is_written_behind_them_and_replace_no_model(folder,
         assert name in line
 
 
-def test_numbers_are_decimal(folder, rows):
-    assert evaluated(folder, rows / "validation.jsonl", "min_new_tokens=010")["decoding"]["min_new_tokens"] == 10
-
-
 def test_scores_are_those_of_sacrebleu(folder, rows):
     found = evaluated(folder, rows / "test.en", rows / "test.de", "--predictions", rows / "out.txt")
     outputs, references = (rows / "out.txt").read_text().splitlines(), [[target for _, target in PAIRS]]
@@ -121,7 +96,6 @@ def test_scores_are_those_of_sacrebleu(folder, rows):
         name: score.score for name, score in expected.items()
     }
     assert "nw:2" in found["scores"]["chrf++"]["signature"]
-    assert set(expected) <= set(METRICS)
 
 
 def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, caplog):
@@ -136,10 +110,7 @@ def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, ca
     [
         ("a/validation.jsonl.gz", "validation"),
         ({"source": "dev.en", "target": "dev.de"}, "dev"),
-        (["dev_2.jsonl"], "dev"),
         ("devices.jsonl", "test"),
-        ("news.jsonl", "test"),
-        ("test_2016.jsonl", "test"),
         ("org/validation", "test"),
         (None, "test"),
     ],
@@ -151,12 +122,10 @@ def test_names_of_files_name_splits(source, name):
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("/home/someone/data/train.jsonl.gz", "train.jsonl.gz"),
         (r"C:\data\pictures", "pictures"),
         ("runs/data/", "data"),
         ("someone/pictures", "someone/pictures"),
         ({"source": "/a/b/train.en", "target": "/a/b/train.de"}, "train.en, train.de"),
-        ([], None),
     ],
 )
 def test_sources_are_named_without_their_place(source, name):
