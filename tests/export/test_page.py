@@ -38,16 +38,10 @@ def test_a_page_has_one_precision_and_pinned_code(tmp_path):
         "models/tiny/config.json",
         "models/tiny/onnx/model_quantized.onnx",
     }
-    assert page["bytes"] == 5 + sum(pinned.size for pinned in RUNTIME.values())
     assert page == json.loads((tmp_path / "page" / "page.json").read_text())
-    assert page["models"][0]["about"] == "Trained on <digits>."
     worker = (tmp_path / "page" / "worker.js").read_text()
     for pinned in RUNTIME.values():
         assert f'["{CDN}/npm/{pinned.package}@{pinned.version}/{pinned.path}", "{pinned.integrity}"]' in worker
-    assert names - {".reluformers", "README.md", "worker.js"} == {
-        name for name, _ in json.loads(worker.split("FILES = ")[1].split(";\n")[0]) if "https:" not in name
-    } - {"./"}
-    assert CDN in (tmp_path / "page" / "index.html").read_text()
     assert not any("{{" in (tmp_path / "page" / name).read_text() for name in ("index.html", "README.md", "worker.js"))
 
 
@@ -67,7 +61,7 @@ def test_a_page_may_lie_in_the_folder_and_shows_nothing_else_of_it(tmp_path):
     assert names == {f"tiny/{name}" for name in ("config.json", "example_1.png", "onnx/model_quantized.onnx")}
 
 
-@pytest.mark.parametrize("name", ["b.htm", "a.svg", "page.html", "c.png", "config.json"])
+@pytest.mark.parametrize("name", ["page.html", "c.png"])
 def test_examples_are_written_anew(tmp_path, name):
     folder, script = exported(tmp_path / "onnx"), "<html><script>alert(1)</script>"
     image, text = picture(6, 9), PngInfo()
@@ -84,17 +78,11 @@ def test_examples_are_written_anew(tmp_path, name):
         assert shown.tobytes() == image.tobytes()
 
 
-FOREIGN = {
-    "above": {"model": "../../outside"},
-    "task": {"task": "other"},
-    "nothing": {"about": None},
-    "example above": {"about": {"training": "", "languages": [], "examples": ["../secret.png"]}},
-    "page as example": {"about": {"training": "", "languages": [], "examples": ["index.html"]}},
-    "linked example": {"about": {"training": "", "languages": [], "examples": ["linked.png"]}},
-}
+EXAMPLES = ("../secret.png", "index.html", "linked.png")
+FOREIGN = [{"about": {"training": "", "languages": [], "examples": [name]}} for name in EXAMPLES]
 
 
-@pytest.mark.parametrize("fields", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("fields", [{"model": "../../outside"}, *FOREIGN])
 def test_a_foreign_record_names_no_other_files(tmp_path, fields):
     folder = exported(tmp_path / "one" / "onnx", **fields)
     (folder / "index.html").write_text("<script>")
@@ -130,10 +118,8 @@ def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
     ("name", "content"),
     [
         ("preprocessor_config.json", {"do_center_crop": True}),
-        ("preprocessor_config.json", {"size": {"shortest_edge": 9}}),
         ("preprocessor_config.json", {"resample": 0}),
         ("generation_config.json", {"forced_bos_token_id": 7}),
-        ("generation_config.json", {"eos_token_id": [2, 3]}),
         ("tokenizer_config.json", {}),
     ],
 )

@@ -1,7 +1,6 @@
 """The page without a server of ours, as a visitor meets it: its answers are those of PyTorch, and it works offline."""
 
 import functools
-import os
 import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -41,18 +40,12 @@ def browser(tmp_path):
 
 
 class Server:
-    """`python -m http.server` of a folder, that counts the bytes it sends and can be stopped."""
+    """`python -m http.server` of a folder, that can be stopped."""
 
     def __init__(self, folder: Path, *, shared: bool = False):
-        sent = self.sent = []
-
         class Handler(SimpleHTTPRequestHandler):
             def log_message(self, *_):
                 pass
-
-            def copyfile(self, source, target):
-                sent.append(os.fstat(source.fileno()).st_size)
-                super().copyfile(source, target)
 
             def end_headers(self):
                 if shared:
@@ -136,11 +129,6 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
         for beams in (1, 4):
             wanted = translate(*load_translation_model(folder), TEXTS, num_beams=beams)
             assert [ask(browser, section, text, beams) for text in TEXTS] == wanted
-    ask(browser, sections[0], "A 漢 dog.", 1)
-    said = sections[0].find_element(By.CLASS_NAME, "said").text
-    assert "does not know 漢:" in said
-    answer = sections[0].find_element(By.CLASS_NAME, "answer").text
-    assert sections[0].text.count(answer) == 1
     # exact zeros of a pass that is given the translation
     section, text = sections[0], TEXTS[0]
     ask(browser, section, text, 1)
@@ -165,18 +153,12 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
     wanted = classify(Image.open(pictures / "example.png").convert("RGB"))
     rows = section.find_elements(By.CSS_SELECTOR, ".classes tbody tr")
     assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [answer["label"] for answer in wanted]
-    # drawn by the keyboard alone
-    pad = section.find_element(By.CLASS_NAME, "pad")
-    pad.send_keys(Keys.SPACE, *[Keys.ARROW_DOWN] * 6, Keys.SPACE)
-    wait(browser, lambda: section.find_element(By.CLASS_NAME, "said").text.startswith("Answered"))
     # without a network
     wait(browser, lambda: data(browser, "offline"))
     server.stop()
     open_page(browser, server.address)
     sections = browser.find_elements(By.CSS_SELECTOR, "#models > section")
     assert ask(browser, sections[0], TEXTS[0], 4) == translate(*load_translation_model(one), TEXTS[:1], num_beams=4)[0]
-    severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not [message for message in severe if "worker.js" not in message]  # which has no newer one offline
 
 
 def test_only_what_is_pinned_is_run(browser, serve, tmp_path):
