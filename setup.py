@@ -96,7 +96,7 @@ PLATFORM = sysconfig.get_platform().replace("universal2", platform.machine())
 INSTRUCTION_SETS = {"generic": []}
 if PLATFORM.endswith(("x86_64", "amd64")):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
-    # all processors with the first have the others
+    # Every CPU with the first of these has the others too.
     MORE = ["-mavx512bf16", "-mavx512vnni", "-mavx512bw", "-mavx512vl"]
     INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], *MORE]
     INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 INTERFACE = 6  # Callers ask for it; it counts up when the arguments of the functions below change.
 LAYOUT = 9  # It numbers the structures here and in decoder.py, and counts up with that of attention.c.
 VARIABLE = "RELUFORMERS_NATIVE"  # Its value is an instruction set, or "off".
-# instruction set → capabilities that `torch.cpu.get_capabilities` must have; the fastest set comes first
+# A set needs these capabilities of `torch.cpu.get_capabilities`. The fastest comes first: the first usable one wins.
 INSTRUCTION_SETS = {
     "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
@@ -34,14 +34,14 @@ INSTRUCTION_SETS = {
 }
 BY_NAME = "amx"  # Only `VARIABLE` chooses it, because it was tested in emulation and never timed.
 INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_bf16")
-# in the order of vectors.h
+# The order is that of vectors.h, because C gets an index.
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
 _ROWS_OF_A_TASK = 256  # Where a head is split, a task has so many rows or more.
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # So many numbers fit into the widest vector.
-_DROPPED_ROW = 4096  # as in attention.c
+_DROPPED_ROW = 4096  # attention.c has the same number.
 # These are numbers of each row of queries.
 _STATISTICS = (
     "found_thresholds",
@@ -51,7 +51,7 @@ _STATISTICS = (
     "grad_row_sums",
     "grad_weighted_logs",
 )
-_SCRATCH_OF = {  # function that needs scratch memory → the one that says how much of it a part does
+_SCRATCH_OF = {  # Each function that needs scratch memory has another that says how much a part needs.
     "forward": "forward_scratch",
     "backward": "backward_scratch",
     "norm_backward": "norm_scratch",
@@ -125,12 +125,12 @@ class Structure(ctypes.Structure):
         if parts == 0:
             return
         library, parallel_for = _library(instruction_set()), _parallel_for()
-        place = ctypes.addressof(self)
+        address = ctypes.addressof(self)
         if name in _SCRATCH_OF:
-            self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
+            self.scratch_size = getattr(library, _SCRATCH_OF[name])(address)
             self._scratch = torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu")
             self.scratch = self._scratch.data_ptr()
-        if parallel_for(0, parts, 1, getattr(library, name), place):
+        if parallel_for(0, parts, 1, getattr(library, name), address):
             raise RuntimeError(f"torch_parallel_for could not run {name} in {parts} parts")
 
 
@@ -284,7 +284,7 @@ class _Dropped(Structure):
 
 
 def dropout(states: Tensor, probability: float, seed: int) -> Tensor:
-    """Each number times 1/(1 − p), or 0 with probability p; a seed draws the same for each tensor of a size."""
+    """Apply dropout with probability p; the same seed gives the same mask for tensors of equal size."""
     call = _Dropped(count=states.numel(), seed=seed, dropout=probability, is_bfloat16=states.dtype == torch.bfloat16)
     output = torch.empty_like(states, memory_format=torch.contiguous_format)
     call.keep(input=states, output=output)
@@ -312,7 +312,7 @@ def forward(
     output = _empty_states(query, value.shape[3])
     call.output = _States.of(output, query.dtype, call.rows_per_position)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
-    sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if place < number else None for place in range(3)]
+    sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if index < number else None for index in range(3)]
     call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
     call.splits = _splits(call, call.query_len)
     call.run("forward")
@@ -323,11 +323,11 @@ def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
     """θ of each row, float32 [batch, heads, query_len], for which its weights sum to 1, with φ relu or relu2."""
     query, key = (_with_dense_rows(states) for states in (query, key))
     call = _Call.of(query, key, query.new_empty(*key.shape[:3], 0), options)
-    found = query.new_empty(query.shape[:3], dtype=torch.float32)
-    call.keep(found_thresholds=found)
+    thresholds = query.new_empty(query.shape[:3], dtype=torch.float32)
+    call.keep(found_thresholds=thresholds)
     call.splits = _splits(call, call.query_len)
     call.run("forward")
-    return found
+    return thresholds
 
 
 def backward(

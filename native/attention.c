@@ -1,29 +1,29 @@
 // Copyright 2026 the reluformers authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention with an elementwise φ on a processor, forward and backward: exact, and in memory linear in the length.
+// Attention with an elementwise φ on a CPU, forward and backward: exact, and in memory linear in the length.
 //
 //     out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
 //
-// Torch's own threads call `forward` and `backward`, `__init__.py` fills `Call`.
+// `__init__.py` fills `Call`, and PyTorch's own threads call `forward` and `backward`.
 //
-// A task is some queries (forward) or some keys (backward) of one head; threads take the next one when they are done.
-// It copies what it needs to scratch memory: the visible keys alone and side by side, so that padding is gone and
-// "row i sees the first limit_i of them" says all of a mask.
+// A task has some queries (forward) or some keys (backward) of one head, and a thread that finishes one takes the next.
+// A task copies the visible keys side by side into scratch memory. Padding is gone then, and the mask of row i is a
+// range of keys, from start_i up to limit_i.
 //
-// Sums are float32. So are the factors of products, but where the processor multiplies pairs of bfloat16, for states of
-// that dtype: weights and gradients of scores are rounded then, a step of a product is a word with two numbers, and
-// numbers below 2^-126 count as 0. Where it multiplies tiles of such words (AMX), 16 rows and 16 words at a time do.
+// Sums are float32, and factors are too unless the CPU multiplies pairs of bfloat16 and the states are bfloat16. Then
+// weights and gradients of scores are rounded to bfloat16, a step of a product takes a word with two numbers, and
+// numbers below 2^-126 count as 0. A CPU with AMX multiplies tiles of 16 rows of 16 such words.
 #include "vectors.h"
 
-// a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
+// The sums of ROWS × VECTORS vectors fill the registers, of which AVX-512 and ARM have 32 and others 16.
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
 #define VECTORS 4
 #else
 #define VECTORS 2
 #endif
 
-// EMULATED_TILES computes in pairs and tiles on every processor, for tests
+// Tests define EMULATED_TILES to run the code for pairs and tiles on a CPU without them.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(EMULATED_TILES)
 #define HAS_PAIRS 1
 #else
@@ -37,63 +37,65 @@
 
 enum {
   ROWS = 6,
-  TILE = 16,  // rows of a tile of AMX, and words of its rows
+  TILE = 16,  // AMX fixes this number of rows, and of words in a row.
   PANEL = LANES * VECTORS,
-  // a block of weights: with its operands it stays in the cache of a core
-  QUERIES = 96,
-  THRESHOLDS = HAS_TILES ? TILE : 2 * ROWS,  // rows whose scores for all keys are held at once, to find θ
+  QUERIES = 96,  // A block of QUERIES × KEYS weights and its operands stay in the cache of a core.
   KEYS = 128,
+  THRESHOLDS = HAS_TILES ? TILE : 2 * ROWS,  // Solving for θ holds the scores of this many rows for all keys.
 };
 
-// with a smaller share of weights that are not 0, those alone meet the values; with pairs it would be worth little
-#define FEW 0.33
-// likewise of the gradients of scores, which then alone meet keys and queries; sums of keys are not kept in registers
-#define FEW_BACKWARD 0.22
+// Below this share of nonzero weights, skipping zeros is faster than multiplying all. With pairs it gains little.
+#define SPARSE_SHARE 0.33
+// The backward pass needs more zeros to gain, because its sums for keys do not stay in registers.
+#define SPARSE_SHARE_BACKWARD 0.22
 
 typedef struct {
   void *data;
-  int64_t batch, head, row;  // strides in bytes; numbers of a row lie side by side
-  int64_t groups, group;     // rows of one position, of heads that share a head of keys, and the stride between them
-  const int32_t *pages;      // of a paged cache: the pages of each batch row, `batch` bytes apart; else NULL
-  int64_t pages_stride, page_len;  // between batch rows, in numbers; rows of a page
+  int64_t batch, head, row;  // These are strides in bytes; numbers of a row are contiguous.
+  int64_t groups, group;     // Query heads that share a key head are rows of one position.
+  const int32_t *pages;      // A paged cache lists the pages of each sequence; else it is NULL.
+  int64_t pages_stride, page_len;  // The stride counts numbers, and a page has page_len rows.
 } States;
 
 typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
-  const float *row_factors;           // r [batch or 1, positions], or NULL
-  const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
-  const int32_t *first_keys, *last_keys;  // [batch or 1, positions], not decreasing, or NULL
-  const float *row_thresholds;        // θ of each row, with the strides below, or NULL
-  float *found_thresholds;            // θ of each row [batch, heads of queries, positions], to be found, or NULL
-  float *row_sums, *weighted_logs, *nonzeros;        // likewise
-  const float *grad_row_sums, *grad_weighted_logs;   // likewise
-  float *grad_threshold;              // [tasks], or NULL
-  float *grad_row_thresholds;         // [splits, batch, heads of queries, positions], or NULL
-  float *scratch;                     // [threads, scratch_size]
-  int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;  // heads of keys; rows of queries of each
-  int64_t splits;                     // tasks of a head
-  int64_t causal_offset;              // key_len or more: none
-  int64_t rows_per_position;          // of the queries: so many heads share a head of keys
-  int64_t row_factor_stride, first_key_stride, last_key_stride;  // 0 if all rows of the batch share them
-  int64_t threshold_batch, threshold_head, threshold_position;   // strides, in numbers
+  const float *row_factors;           // It is r [batch or 1, positions], or NULL.
+  const uint8_t *key_padding_mask;    // It has the shape [batch, key_len], or is NULL.
+  const int32_t *first_keys, *last_keys;  // They never decrease [batch or 1, positions], or are NULL.
+  const float *row_thresholds;        // θ of each row has the strides below, or is NULL.
+  float *found_thresholds;            // If not NULL, θ is solved for and written here [batch, query heads, positions].
+  float *row_sums, *weighted_logs, *nonzeros;        // These have the same shape, or are NULL.
+  const float *grad_row_sums, *grad_weighted_logs;   // These have it too, or are NULL.
+  float *grad_threshold;              // It has a number for each task, or is NULL.
+  float *grad_row_thresholds;         // It has the shape [splits, batch, query heads, positions], or is NULL.
+  float *scratch;                     // It has the shape [threads, scratch_size].
+  int64_t scratch_size, batch;
+  int64_t heads, query_len;           // They count key heads, and the query rows of each.
+  int64_t key_len, width, value_width;
+  int64_t splits;                     // A head is split into this many tasks.
+  int64_t causal_offset;              // At key_len or more no key is hidden.
+  int64_t rows_per_position;          // So many query heads share a key head.
+  int64_t row_factor_stride, first_key_stride, last_key_stride;  // A stride is 0 if all sequences share the numbers.
+  int64_t threshold_batch, threshold_head, threshold_position;   // These are strides in numbers.
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
   int32_t activation, is_bfloat16;
 } Call;
 
-// counts up with that of `__init__.py` when the meaning of a field changes, here or in decoder.c
+// It counts up with `LAYOUT` of `__init__.py` when a field changes here or in decoder.c: an older build is refused
+// then.
 int64_t layout(void) { return 9; }
 
 // ---------------------------------------------------------------------------------------------------------- dropout
 
 typedef struct {
   uint32_t add, change, drop_below;
-  float kept;
+  float scale;
 } Dropout;
 
-// Random numbers of a row of weights: those of a key are a hash of its place, with two words of the row's own. Both
-// passes and every division into tasks and blocks so draw the same.
+// The random number of a weight is a hash of its key's position and of two words of its row. Both passes and every
+// division into tasks and blocks therefore drop the same weights.
 INLINE Dropout dropout_of(uint64_t seed, float share, int64_t row) {
   uint64_t word = seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -103,17 +105,17 @@ INLINE Dropout dropout_of(uint64_t seed, float share, int64_t row) {
   return (Dropout){(uint32_t)word, (uint32_t)(word >> 32), drop_below, 1 / (1 - share)};
 }
 
-// D of the keys from `place` on
-INLINE vec kept(Dropout row, int64_t place) {
-  uvec x = ((uvec)lane_numbers() + (uint32_t)place) * 0x9e3779b9u + row.add;
+// Each lane gets D of one key: 0, or 1/(1 − p).
+INLINE vec dropout_factors(Dropout row, int64_t key) {
+  uvec x = ((uvec)lane_indices() + (uint32_t)key) * 0x9e3779b9u + row.add;
   x = (x ^ (x >> 16)) * 0x21f0aaadu;
   x ^= row.change;
   x = (x ^ (x >> 15)) * 0x735a2d97u;
   x ^= x >> 15;
-  return only((ivec)(x >= row.drop_below), all(row.kept));
+  return masked((ivec)(x >= row.drop_below), splat(row.scale));
 }
 
-// Numbers of any shape times D, in rows of DROPPED_ROW, of which the last has what is left of `count`.
+// Dropout of a tensor of any shape takes rows of DROPPED_ROW numbers, as the hash needs a row and a position.
 enum { DROPPED_ROW = 4096 };
 
 typedef struct {
@@ -128,10 +130,12 @@ typedef struct {
 INLINE void drop_rows(const Dropped *call, int64_t begin, int64_t end, int is_bfloat16) {
   for (int64_t row = begin; row < end; ++row) {
     Dropout dropout = dropout_of(call->seed, call->dropout, row);
-    int64_t offset = row * DROPPED_ROW * (is_bfloat16 ? 2 : 4), count = least(call->count - row * DROPPED_ROW, DROPPED_ROW);
+    int64_t first = row * DROPPED_ROW, count = min_of(call->count - first, DROPPED_ROW);
+    const char *input = (const char *)call->input + first * (is_bfloat16 ? 2 : 4);
+    char *output = (char *)call->output + first * (is_bfloat16 ? 2 : 4);
     for (int64_t d = 0; d < count; d += LANES) {
-      vec numbers = read_vector(is_bfloat16, (const char *)call->input + offset, d, count) * kept(dropout, d);
-      write_vector(is_bfloat16, (char *)call->output + offset, d, count, numbers);
+      vec numbers = read_vector(is_bfloat16, input, d, count) * dropout_factors(dropout, d);
+      write_vector(is_bfloat16, output, d, count, numbers);
     }
   }
 }
@@ -144,31 +148,31 @@ void drop(int64_t begin, int64_t end, void *context) {
 
 // --------------------------------------------------------------------------------------------------------- products
 
-// the two bfloat16 of words
-INLINE vec first_of(vec words) { return (vec)((uvec)words << 16); }
-INLINE vec second_of(vec words) { return (vec)((uvec)words & 0xffff0000u); }
+// A bfloat16 is the upper half of a float32, so a shift or a mask widens either number of a word.
+INLINE vec low_half(vec words) { return (vec)((uvec)words << 16); }
+INLINE vec high_half(vec words) { return (vec)((uvec)words & 0xffff0000u); }
 
-// sum + left · right, of numbers or of pairs of bfloat16
+// One function serves numbers and pairs of bfloat16, so that `tile` is written once.
 INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
 #if defined(__AVX512BF16__)
   if (in_pairs) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  if (in_pairs) return (vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)all(*left), (bfloat16x8_t)right);
+  if (in_pairs) return (vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)splat(*left), (bfloat16x8_t)right);
 #elif HAS_PAIRS
-  if (in_pairs) return sum + first_of(all(*left)) * first_of(right) + second_of(all(*left)) * second_of(right);
+  if (in_pairs) return sum + low_half(splat(*left)) * low_half(right) + high_half(splat(*left)) * high_half(right);
 #endif
   (void)in_pairs;
-  return sum + all(*left) * right;
+  return sum + splat(*left) * right;
 }
 
-// C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors]
+// It computes C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors] with all sums in registers.
 INLINE void tile(int in_pairs, int rows, int vectors, int64_t steps, const float *a, int64_t a_row, int64_t a_step,
                  const float *b, int64_t b_step, float *c, int64_t c_row, int add) {
   vec sums[ROWS][VECTORS];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) sums[r][v] = add ? LOAD(c + r * c_row + v * LANES) : all(0);
+    for (int v = 0; v < vectors; ++v) sums[r][v] = add ? LOAD(c + r * c_row + v * LANES) : splat(0);
   for (int64_t k = 0; k < steps; ++k, a += a_step, b += b_step) {
     vec right[VECTORS];
 #pragma GCC unroll 4
@@ -184,16 +188,16 @@ INLINE void tile(int in_pairs, int rows, int vectors, int64_t steps, const float
     for (int v = 0; v < vectors; ++v) STORE(c + r * c_row + v * LANES, sums[r][v]);
 }
 
-// The same for any size. `a_row` and `a_step` are those of Aᵀ to have it transposed; every PANEL columns of B begin
-// `b_panel` after those before.
+// A product of any size is cut into tiles. Swapping `a_row` and `a_step` transposes A without a copy; each panel of
+// PANEL columns of B begins `b_panel` after the one before.
 INLINE void multiply_tiles(int in_pairs, int64_t rows, int64_t vectors, int64_t steps, const float *a, int64_t a_row,
                            int64_t a_step, const float *b, int64_t b_panel, int64_t b_step, float *c, int64_t c_row,
                            int add) {
   for (int64_t r = 0; r < rows; r += ROWS, a += ROWS * a_row, c += ROWS * c_row) {
     const float *right = b;
-    float *place = c;
-    for (int64_t v = 0; v < vectors; v += VECTORS, right += b_panel, place += PANEL) {
-#define TILE(R, V) tile(in_pairs, R, V, steps, a, a_row, a_step, right, b_step, place, c_row, add); break;
+    float *target = c;
+    for (int64_t v = 0; v < vectors; v += VECTORS, right += b_panel, target += PANEL) {
+#define TILE(R, V) tile(in_pairs, R, V, steps, a, a_row, a_step, right, b_step, target, c_row, add); break;
 #define TILES(V) \
   switch (rows - r) { \
     case 1: TILE(1, V) \
@@ -222,11 +226,11 @@ static __thread float emulated[8][TILE][TILE];
 INLINE void multiply_emulated(int sums, int left, int right) {
   for (int m = 0; m < TILE; ++m)
     for (int n = 0; n < TILE; n += LANES) {
-      vec first = all(0), second = all(0);
+      vec first = splat(0), second = splat(0);
       for (int k = 0; k < TILE; ++k) {
-        vec words = LOAD(&emulated[right][k][n]), factors = all(emulated[left][m][k]);
-        first += first_of(factors) * first_of(words);
-        second += second_of(factors) * second_of(words);
+        vec words = LOAD(&emulated[right][k][n]), factors = splat(emulated[left][m][k]);
+        first += low_half(factors) * low_half(words);
+        second += high_half(factors) * high_half(words);
       }
       STORE(&emulated[sums][m][n], LOAD(&emulated[sums][m][n]) + (first + second));
     }
@@ -254,7 +258,7 @@ INLINE void begin_tiles(void) {
 INLINE void end_tiles(void) { _tile_release(); }
 #endif
 
-// One or two tiles of rows by one or two of columns: C (+)= A · B, of steps that are whole tiles.
+// It computes C (+)= A · B for up to two tiles of rows by two of columns: eight tile registers hold no more.
 INLINE void multiply_amx(int is_tall, int is_wide, int64_t steps, const float *a, int64_t a_row, const float *b,
                          int64_t b_step, float *c, int64_t c_row, int add) {
   float *below = c + TILE * c_row;
@@ -289,39 +293,40 @@ INLINE void multiply_amx(int is_tall, int is_wide, int64_t steps, const float *a
   if (is_tall && is_wide) TILE_STORE(3, below + TILE, c_row);
 }
 
-// `multiply` of pairs, for up to QUERIES / 2 steps of Aᵀ. Rows up to a whole tile are read and written, so that the sums
-// of a row do not depend on those beside it; steps behind the last whole tile are left to registers.
+// It is `multiply` for pairs, with at most QUERIES / 2 steps if A is transposed. Whole tiles of rows are read and
+// written, so that the sums of a row do not depend on its neighbours. Vector registers compute the steps behind the
+// last whole tile.
 static __attribute__((noinline)) void multiply_in_tiles(int64_t rows, int64_t vectors, int64_t steps, const float *a,
                                                         int64_t a_row, int64_t a_step, const float *b, int64_t b_panel,
                                                         int64_t b_step, float *c, int64_t c_row, int add) {
-  float turned[2 * TILE * QUERIES / 2];
+  float transposed[2 * TILE * QUERIES / 2];
   for (int64_t r = 0; r < rows; r += 2 * TILE) {
-    int64_t some = least(round_up(rows - r, TILE), 2 * TILE), whole = steps / TILE * TILE;
+    int64_t block_rows = min_of(round_up(rows - r, TILE), 2 * TILE), whole = steps / TILE * TILE;
     const float *left = a + r * a_row;
     int64_t left_row = a_row;
     if (a_step != 1) {
       left_row = round_up(steps, TILE);
-      for (int64_t i = 0; i < some; i += TILE)
+      for (int64_t i = 0; i < block_rows; i += TILE)
         for (int64_t k = 0; k < steps; k += TILE) {
           vec block[LANES];
-          for (int64_t s = 0; s < TILE; ++s) block[s] = k + s < steps ? LOAD(left + (k + s) * a_step + i) : all(0);
+          for (int64_t s = 0; s < TILE; ++s) block[s] = k + s < steps ? LOAD(left + (k + s) * a_step + i) : splat(0);
           transpose(block);
-          for (int64_t s = 0; s < TILE; ++s) STORE(turned + (i + s) * left_row + k, block[s]);
+          for (int64_t s = 0; s < TILE; ++s) STORE(transposed + (i + s) * left_row + k, block[s]);
         }
-      left = turned;
+      left = transposed;
     }
     for (int64_t v = 0; whole && v < vectors; v += 2) {
       const float *right = b + v / VECTORS * b_panel + v % VECTORS * LANES;
-      float *place = c + r * c_row + v * LANES;
-#define AMX(IS_TALL, IS_WIDE) multiply_amx(IS_TALL, IS_WIDE, whole, left, left_row, right, b_step, place, c_row, add)
-      if (some > TILE && v + 1 < vectors) AMX(1, 1);
-      else if (some > TILE) AMX(1, 0);
+      float *target = c + r * c_row + v * LANES;
+#define AMX(IS_TALL, IS_WIDE) multiply_amx(IS_TALL, IS_WIDE, whole, left, left_row, right, b_step, target, c_row, add)
+      if (block_rows > TILE && v + 1 < vectors) AMX(1, 1);
+      else if (block_rows > TILE) AMX(1, 0);
       else if (v + 1 < vectors) AMX(0, 1);
       else AMX(0, 0);
     }
     if (whole < steps)
-      multiply_tiles(1, some, vectors, steps - whole, left + whole, left_row, 1, b + whole * b_step, b_panel, b_step,
-                     c + r * c_row, c_row, add || whole);
+      multiply_tiles(1, block_rows, vectors, steps - whole, left + whole, left_row, 1, b + whole * b_step, b_panel,
+                     b_step, c + r * c_row, c_row, add || whole);
   }
 }
 #else
@@ -330,7 +335,8 @@ INLINE void end_tiles(void) {}
 #endif
 
 INLINE void multiply(int in_pairs, int64_t rows, int64_t vectors, int64_t steps, const float *a, int64_t a_row,
-                     int64_t a_step, const float *b, int64_t b_panel, int64_t b_step, float *c, int64_t c_row, int add) {
+                     int64_t a_step, const float *b, int64_t b_panel, int64_t b_step, float *c, int64_t c_row,
+                     int add) {
 #define MULTIPLY(IN_PAIRS) \
   multiply_tiles(IN_PAIRS, rows, vectors, steps, a, a_row, a_step, b, b_panel, b_step, c, c_row, add)
 #if HAS_TILES
@@ -343,41 +349,43 @@ INLINE void multiply(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
   else MULTIPLY(0);
 }
 
-// The three products of attention are functions of their own: with strides that the compiler knows, they take two thirds
-// of the time. Whether it would make such copies of a common one itself depends on the size of everything else here.
+// The three products of attention are separate functions, because strides that the compiler knows save a third of their
+// time. It might not specialise one shared function, which depends on the size of the rest of this file.
 
-// C = A · B of panels: scores
+// Scores are C = A · B, with B in panels of keys.
 static __attribute__((noinline)) void multiply_panels(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                       const float *a, int64_t a_row, const float *panels, float *c,
                                                       int64_t c_row) {
   multiply(in_pairs, rows, vectors, steps, a, a_row, 1, panels, steps * PANEL, PANEL, c, c_row, 0);
 }
 
-// C += A · B, with A [rows, KEYS] of weights
+// Outputs and gradients of queries are C += A · B, where a row of A has KEYS weights.
 static __attribute__((noinline)) void add_product(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                   const float *a, const float *b, float *c) {
   multiply(in_pairs, rows, vectors, steps, a, KEYS, 1, b, PANEL, vectors * LANES, c, vectors * LANES, 1);
 }
 
-// C += Aᵀ · B, with A [steps, KEYS] of weights
-static __attribute__((noinline)) void add_turned_product(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
+// Gradients of keys and values are C += Aᵀ · B, where a row of A has KEYS weights.
+static __attribute__((noinline)) void add_transposed_product(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                          const float *a, const float *b, float *c) {
   multiply(in_pairs, rows, vectors, steps, a, 1, KEYS, b, PANEL, vectors * LANES, c, vectors * LANES, 1);
 }
 
-// Which of 64 numbers are not 0, or of fewer if `count` says so; those up to whole vectors must be there.
+// A bit mask of 64 numbers lets the callers visit only those that are not 0. Whole vectors are read, even behind
+// `count`.
 INLINE uint64_t nonzero_bits(const float *numbers, int64_t count) {
   uint64_t bits = 0;
   for (int64_t k = 0; k < 64 && k < count; k += LANES) {
 #if defined(__AVX512F__)
-    uint64_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(numbers + k), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    uint64_t lane_bits = _mm512_cmp_ps_mask(_mm512_loadu_ps(numbers + k), _mm512_setzero_ps(), _CMP_NEQ_UQ);
 #elif defined(__AVX__) && VECTOR_BYTES == 32
-    uint64_t some = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(numbers + k), _mm256_setzero_ps(), _CMP_NEQ_UQ));
+    __m256 is_nonzero = _mm256_cmp_ps(_mm256_loadu_ps(numbers + k), _mm256_setzero_ps(), _CMP_NEQ_UQ);
+    uint64_t lane_bits = _mm256_movemask_ps(is_nonzero);
 #else
-    uint64_t some = 0;
-    for (int lane = 0; lane < LANES; ++lane) some |= (uint64_t)(numbers[k + lane] != 0) << lane;
+    uint64_t lane_bits = 0;
+    for (int lane = 0; lane < LANES; ++lane) lane_bits |= (uint64_t)(numbers[k + lane] != 0) << lane;
 #endif
-    bits |= some << k;
+    bits |= lane_bits << k;
   }
   return bits;
 }
@@ -388,23 +396,23 @@ static int64_t count_nonzeros(const float *numbers, int64_t count) {
   return total;
 }
 
-// C [vectors] += a [steps] · B [steps, vectors], where most of a is 0
-INLINE void add_few(int vectors, int64_t steps, const float *a, const float *b, int64_t b_step, float *c) {
+// It computes C [vectors] += a [steps] · B [steps, vectors], and reads only rows of B whose a is not 0.
+INLINE void add_sparse(int vectors, int64_t steps, const float *a, const float *b, int64_t b_step, float *c) {
   vec sums[8];
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) sums[v] = LOAD(c + v * LANES);
   for (int64_t k = 0; k < steps; k += 64)
     for (uint64_t bits = nonzero_bits(a + k, steps - k); bits; bits &= bits - 1) {
-      int64_t place = k + __builtin_ctzll(bits);
-      vec left = all(a[place]);
+      int64_t step = k + __builtin_ctzll(bits);
+      vec left = splat(a[step]);
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) sums[v] += left * LOAD(b + place * b_step + v * LANES);
+      for (int v = 0; v < vectors; ++v) sums[v] += left * LOAD(b + step * b_step + v * LANES);
     }
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) STORE(c + v * LANES, sums[v]);
 }
 
-// CALL(how many vectors, first number) for eight vectors of a row at a time, then for four, then for one
+// CALL(vectors, first number) gets a constant number of vectors, 8, 4 or 1, so that their sums stay in registers.
 #define BY_EIGHTS(CALL) \
   for (int64_t v = 0; v < vectors;) { \
     int64_t left = vectors - v; \
@@ -413,34 +421,35 @@ INLINE void add_few(int vectors, int64_t steps, const float *a, const float *b, 
     else CALL(1, v * LANES), v += 1; \
   }
 
-static __attribute__((noinline)) void multiply_few(int64_t rows, int64_t vectors, int64_t steps, const float *a,
+static __attribute__((noinline)) void multiply_sparse(int64_t rows, int64_t vectors, int64_t steps, const float *a,
                                                    int64_t a_row, const float *b, int64_t b_step, float *c) {
-#define ADD(V, D) add_few(V, steps, a, b + (D), b_step, c + (D))
+#define ADD(V, D) add_sparse(V, steps, a, b + (D), b_step, c + (D))
   for (int64_t r = 0; r < rows; ++r, a += a_row, c += vectors * LANES) BY_EIGHTS(ADD)
 }
 
-// C [steps, vectors] += aᵀ [steps] · b [vectors], where most of a is 0
-INLINE void spread_few(int vectors, int64_t steps, const float *a, const float *b, float *c, int64_t c_row) {
+// It computes C [steps, vectors] += aᵀ [steps] · b [vectors], and touches only rows of C whose a is not 0.
+INLINE void scatter_sparse(int vectors, int64_t steps, const float *a, const float *b, float *c, int64_t c_row) {
   vec right[8];
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) right[v] = LOAD(b + v * LANES);
   for (int64_t k = 0; k < steps; k += 64)
     for (uint64_t bits = nonzero_bits(a + k, steps - k); bits; bits &= bits - 1) {
-      int64_t place = k + __builtin_ctzll(bits);
-      vec left = all(a[place]);
+      int64_t step = k + __builtin_ctzll(bits);
+      vec left = splat(a[step]);
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; ++v) {
-        float *sum = c + place * c_row + v * LANES;
+        float *sum = c + step * c_row + v * LANES;
         STORE(sum, LOAD(sum) + left * right[v]);
       }
     }
 }
 
-// C [steps, vectors] += Aᵀ · B with A [rows, steps] and B [rows, vectors], likewise
-static __attribute__((noinline)) void multiply_few_turned(int64_t rows, int64_t vectors, int64_t steps, const float *a,
-                                                          int64_t a_row, const float *b, float *c) {
+// It computes C [steps, vectors] += Aᵀ · B for A [rows, steps] and B [rows, vectors], and skips zeros of A.
+static __attribute__((noinline)) void multiply_sparse_transposed(int64_t rows, int64_t vectors, int64_t steps,
+                                                                 const float *a, int64_t a_row, const float *b,
+                                                                 float *c) {
   int64_t width = vectors * LANES;
-#define SPREAD(V, D) spread_few(V, steps, a, b + (D), c + (D), width)
+#define SPREAD(V, D) scatter_sparse(V, steps, a, b + (D), c + (D), width)
   for (int64_t r = 0; r < rows; ++r, a += a_row, b += width) BY_EIGHTS(SPREAD)
 }
 
@@ -451,7 +460,8 @@ INLINE float row_factor_of(const Call *call, int64_t head, int64_t row) {
   return call->row_factors[head / call->heads * call->row_factor_stride + row / call->rows_per_position];
 }
 
-// Place of a row of all heads among statistics [batch, heads of queries, positions].
+// Rows of a task alternate between the query heads of a key head, but statistics lie as [batch, query heads,
+// positions].
 INLINE int64_t statistic_of(const Call *call, int64_t row) {
   int64_t groups = call->rows_per_position, head = row / call->query_len, own = row % call->query_len;
   return groups == 1 ? row : (head * groups + own % groups) * (call->query_len / groups) + own / groups;
@@ -467,7 +477,7 @@ INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t
          row % states.groups * states.group;
 }
 
-// A row, followed by zeros up to whole vectors.
+// Zeros fill the row up to whole vectors, so that products need no special last step.
 static void read_row(int is_bfloat16, const void *source, int64_t width, float *row) {
 #define READ(IS_BFLOAT16) \
   for (int64_t d = 0; d < width; d += LANES) STORE(row + d, read_vector(IS_BFLOAT16, source, d, width))
@@ -482,8 +492,8 @@ static void write_row(int is_bfloat16, void *target, int64_t width, float factor
   else WRITE(0);
 }
 
-// Rows [count, padded width] as columns [width, PANEL], of which the first `count` are set; whole vectors of both.
-static void turn(const float *rows, int64_t padded, int64_t width, int64_t count, float *columns) {
+// Rows [count, padded width] become columns [width, PANEL], since scores multiply one number of many keys at a time.
+static void transpose_panel(const float *rows, int64_t padded, int64_t width, int64_t count, float *columns) {
   for (int64_t j = 0; j < count; j += LANES)
     for (int64_t d = 0; d < width; d += LANES) {
       vec block[LANES];
@@ -496,8 +506,8 @@ static void turn(const float *rows, int64_t padded, int64_t width, int64_t count
     }
 }
 
-// Rows of a head, [rows, padded width] each, as left and as right factors. Without pairs both are the same memory; with
-// them words of a left factor hold two numbers of a row, and those of a right one a number of each of two rows.
+// Rows of a head [rows, padded width] serve as left and as right factors. With pairs these differ: a word of a left
+// factor holds two numbers of one row, a word of a right factor a number from each of two rows. Else they share memory.
 typedef struct {
   float *left, *right;
 } Rows;
@@ -507,21 +517,21 @@ INLINE Rows take_rows(int in_pairs, float **scratch, int64_t rows, int64_t padde
   return (Rows){left, in_pairs ? take(scratch, rows / 2 * padded) : left};
 }
 
-// Whether products of this call are made of pairs.
+// float32 states are never rounded to bfloat16, so pairs are for bfloat16 states alone.
 INLINE int is_in_pairs(const Call *call) { return HAS_PAIRS && call->is_bfloat16; }
 
 INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
 
-// How many rows of weights are made at once, and of how many keys their number is a multiple: with tiles, of whole ones.
+// Weights are made for this many rows at once, and for a multiple of this many keys, because AMX needs whole tiles.
 INLINE int64_t rows_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : ROWS; }
 INLINE int64_t keys_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : LANES; }
 
-// Rows `first`, `first` + 1, … of a head, or those with the places that stand there; then zeros up to whole vectors.
-static void read_rows(const Call *call, int in_pairs, States states, int64_t head, const int32_t *places,
+// It copies `count` rows from `first` on; `indices`, if given, lists the visible rows. Zeros fill up whole vectors.
+static void read_rows(const Call *call, int in_pairs, States states, int64_t head, const int32_t *indices,
                       int64_t first, int64_t count, int64_t width, Rows rows) {
   int64_t padded = round_up(width, LANES), end = round_up(count, keys_at_once(in_pairs));
   for (int64_t r = 0; r < count; ++r) {
-    const void *source = row_of(call, states, head, places ? places[first + r] : first + r);
+    const void *source = row_of(call, states, head, indices ? indices[first + r] : first + r);
     float *row = rows.left + r * padded;
     if (in_pairs) {
       row[width / 2] = 0;
@@ -535,18 +545,18 @@ static void read_rows(const Call *call, int in_pairs, States states, int64_t hea
     for (int64_t d = 0; d < width; d += LANES) {
       const float *row = rows.left + r * padded;
       vec first = read_vector(1, row, d, width), second = read_vector(1, row + padded, d, width);
-      STORE(rows.right + r / 2 * padded + d, paired(first, second));
+      STORE(rows.right + r / 2 * padded + d, pack_pairs(first, second));
     }
 }
 
-// Rows as panels of columns.
-static void turn_rows(int in_pairs, Rows rows, int64_t count, int64_t width, float *panels) {
+// `multiply_panels` reads keys as panels of PANEL columns.
+static void transpose_rows(int in_pairs, Rows rows, int64_t count, int64_t width, float *panels) {
   int64_t padded = round_up(width, LANES), words = words_of(in_pairs, width);
   for (int64_t j = 0; j < count; j += PANEL)
-    turn(rows.left + j * padded, padded, words, least(count - j, PANEL), panels + j * words);
+    transpose_panel(rows.left + j * padded, padded, words, min_of(count - j, PANEL), panels + j * words);
 }
 
-// Rows of [rows, KEYS] numbers as left factors: with pairs in `words`, else where they are.
+// Weights are float32; as left factors of pairs they are rounded into `words`, else they stay where they are.
 static const float *left_factors(int in_pairs, int64_t rows, int64_t width, const float *numbers, float *words) {
   if (!in_pairs) return numbers;
   for (int64_t r = 0; r < rows; ++r)
@@ -555,60 +565,61 @@ static const float *left_factors(int in_pairs, int64_t rows, int64_t width, cons
   return words;
 }
 
-// The same of their columns, as the left factors of a product whose steps are the rows.
+// In a transposed product the steps are rows, so a word pairs the numbers of two rows.
 static void pair_columns(int64_t rows, int64_t width, const float *numbers, float *words) {
   for (int64_t r = 0; r < rows; r += 2, numbers += 2 * KEYS, words += KEYS)
     for (int64_t d = 0; d < width; d += LANES)
-      STORE(words + d, paired(LOAD(numbers + d), r + 1 < rows ? LOAD(numbers + KEYS + d) : all(0)));
+      STORE(words + d, pack_pairs(LOAD(numbers + d), r + 1 < rows ? LOAD(numbers + KEYS + d) : splat(0)));
 }
 
-// Places of the keys of a batch row that are no padding and not behind `end`; returns how many.
-static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t *places) {
+// It lists the keys before `end` that are not padding, so that later loops need no mask, and returns their number.
+static int64_t list_visible_keys(const Call *call, int64_t head, int64_t end, int32_t *visible_keys) {
   const uint8_t *mask = call->key_padding_mask;
   if (mask) mask += head / call->heads * call->key_len;
   int64_t count = 0;
   for (int64_t j = 0; j < end; ++j) {
-    places[count] = (int32_t)j;
+    visible_keys[count] = (int32_t)j;
     count += !mask || mask[j];
   }
   return count;
 }
 
-// The last key that a row may see, by causality and its own bound.
+// Causality and a bound of the row's own both limit the keys; the earlier one counts.
 INLINE int64_t last_key_of(const Call *call, int64_t head, int64_t row) {
   int64_t last = row / call->rows_per_position + call->causal_offset;
   if (!call->last_keys) return last;
-  return least(last, call->last_keys[head / call->heads * call->last_key_stride + row / call->rows_per_position]);
+  return min_of(last, call->last_keys[head / call->heads * call->last_key_stride + row / call->rows_per_position]);
 }
 
-// How many of the visible keys each of some rows sees; `limit` is the number that the row before saw.
-static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
+// `limits` says behind which visible key each row sees none. They never fall, so the search goes on at the row before.
+static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *visible_keys,
                            int64_t count, int64_t limit, int64_t *limits) {
   for (int64_t r = 0; r < rows; ++r) {
     int64_t last = last_key_of(call, head, first + r);
     if (last >= call->key_len - 1) limit = count;
-    while (limit < count && places[limit] <= last) ++limit;
+    while (limit < count && visible_keys[limit] <= last) ++limit;
     limits[r] = limit;
   }
   return limit;
 }
 
-// How many of the visible keys are before the first that each of some rows sees, likewise.
-static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
+// `starts` says which visible key each row sees first. They never fall either.
+static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *visible_keys,
                            int64_t count, int64_t start, int64_t *starts) {
   const int32_t *first_keys = call->first_keys;
   if (first_keys) first_keys += head / call->heads * call->first_key_stride;
   for (int64_t r = 0; r < rows; ++r) {
-    while (first_keys && start < count && places[start] < first_keys[(first + r) / call->rows_per_position]) ++start;
+    int64_t position = (first + r) / call->rows_per_position;
+    while (first_keys && start < count && visible_keys[start] < first_keys[position]) ++start;
     starts[r] = start;
   }
   return start;
 }
 
-// Which lanes from `place` on are those of keys that a row sees.
-INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
-  ivec places = lane_numbers() + (int32_t)place;
-  return (places >= (int32_t)start) & (places < (int32_t)limit);
+// A vector may straddle the first or the last key that a row sees: the mask hides its other lanes.
+INLINE ivec seen_lanes(int64_t first_key, int64_t start, int64_t limit) {
+  ivec keys = lane_indices() + (int32_t)first_key;
+  return (keys >= (int32_t)start) & (keys < (int32_t)limit);
 }
 
 INLINE float threshold_of(const Call *call, int64_t row) {
@@ -621,15 +632,15 @@ INLINE float threshold_of(const Call *call, int64_t row) {
 
 // --------------------------------------------------------------------------------------------------------- thresholds
 
-// Move z − `lowest` of the z from `begin` to `end`, whole vectors, to the front where it is above 0; how many these are.
+// Few scores exceed `lowest`. Moving z − `lowest` of these to the front makes each of Newton's steps short.
 INLINE int64_t move_positive(float *scores, int64_t begin, int64_t end, float lowest) {
   int64_t count = 0;
 #if defined(__AVX512F__) && VECTOR_BYTES == 64
   for (int64_t j = begin; j < end; j += LANES) {
     __m512 above = (__m512)(LOAD(scores + j) - lowest);
-    __mmask16 kept = _mm512_cmp_ps_mask(above, _mm512_setzero_ps(), _CMP_NLE_UQ);
-    _mm512_storeu_ps(scores + count, _mm512_maskz_compress_ps(kept, above));
-    count += __builtin_popcount(kept);
+    __mmask16 is_above = _mm512_cmp_ps_mask(above, _mm512_setzero_ps(), _CMP_NLE_UQ);
+    _mm512_storeu_ps(scores + count, _mm512_maskz_compress_ps(is_above, above));
+    count += __builtin_popcount(is_above);
   }
 #else
   for (int64_t j = begin; j < end; j += LANES) STORE(scores + j, activated(LOAD(scores + j) - lowest, RELU));
@@ -641,16 +652,16 @@ INLINE int64_t move_positive(float *scores, int64_t begin, int64_t end, float lo
   return count;
 }
 
-// θ for which the weights of a row sum to 1, of scores that are used up. It lies less than 1 below the largest z, so that
-// few others matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, begins there and never steps too far,
-// as both are convex in θ and fall.
+// It solves for the θ at which the weights of a row sum to 1, and overwrites the scores. θ lies less than 1 below the
+// largest z, so few scores matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, starts at that bound
+// and never overshoots, because both sums are convex in θ and fall.
 static float find_threshold(const Call *call, int64_t start, int64_t limit, float *scores) {
   if (start >= limit) return __builtin_inff();
   int64_t begin = start / LANES * LANES;
-  vec largest = all(-__builtin_inff());
+  vec largest = splat(-__builtin_inff());
   for (int64_t j = begin; j < limit; j += LANES) {
-    vec z = either(seen_lanes(j, start, limit), LOAD(scores + j) * call->scale, all(-__builtin_inff()));
-    largest = either(z > largest, z, largest);
+    vec z = blend(seen_lanes(j, start, limit), LOAD(scores + j) * call->scale, splat(-__builtin_inff()));
+    largest = blend(z > largest, z, largest);
     STORE(scores + j, z);
   }
   float lowest = largest[0];
@@ -659,10 +670,10 @@ static float find_threshold(const Call *call, int64_t start, int64_t limit, floa
   int64_t count = move_positive(scores, begin, round_up(limit, LANES), lowest);
   float threshold = 0;
   for (int step = 0; step < 64; ++step) {
-    vec counts = all(0), sums = all(0), squares = all(0);
+    vec counts = splat(0), sums = splat(0), squares = splat(0);
     for (int64_t j = 0; j < count; j += LANES) {
       vec z = activated(LOAD(scores + j) - threshold, RELU);
-      counts += only(z > 0, all(1));
+      counts += masked(z > 0, splat(1));
       sums += z;
       squares += z * z;
     }
@@ -676,23 +687,23 @@ static float find_threshold(const Call *call, int64_t start, int64_t limit, floa
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
-// Weights of one row in place of its scores, and its statistics. The row sees the keys from `start` to `limit` of these,
-// the first of which has the number `place`; the others, up to `width`, become 0.
-INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
+// Weights replace the scores of a row, as scores are not needed again. The block begins at key `first_key`; within it
+// the row sees keys from `start` up to `limit`, and the others, up to `width`, get the weight 0.
+INLINE void weigh(const Call *call, int64_t row, int64_t first_key, int64_t start, int64_t limit, int64_t width,
                   float *scores, int activation) {
   Dropout dropout = dropout_of(call->seed, call->dropout, row);
   float threshold = threshold_of(call, row);
-  vec row_sum = all(0), weighted_log = all(0);
-  ivec zeros = (ivec)all(0);
+  vec row_sum = splat(0), weighted_log = splat(0);
+  ivec zeros = (ivec)splat(0);
   for (int64_t j = 0; j < width; j += LANES) {
     vec weights = activated(LOAD(scores + j) * call->scale - threshold, activation);
-    if (j < start || j + LANES > limit) weights = only(seen_lanes(j, start, limit), weights);
+    if (j < start || j + LANES > limit) weights = masked(seen_lanes(j, start, limit), weights);
     if (call->row_sums) row_sum += weights;
     if (call->weighted_logs) {
       weighted_log += weights * log_of(weights);
       zeros += weights == 0;
     }
-    if (call->dropout > 0) weights *= kept(dropout, place + j);
+    if (call->dropout > 0) weights *= dropout_factors(dropout, first_key + j);
     STORE(scores + j, weights);
   }
   if (call->row_sums) call->row_sums[statistic_of(call, row)] += sum_of(row_sum);
@@ -702,32 +713,34 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, i
   }
 }
 
-// A function for each φ: in one for all, their constants would take each other's registers.
+// Each φ has its own function: in a shared one their constants would compete for registers.
 #define WEIGH(ACTIVATION) \
-  static __attribute__((noinline)) void weigh_##ACTIVATION(const Call *call, int64_t row, int64_t place, int64_t start, \
-                                                           int64_t limit, int64_t width, float *scores) { \
-    weigh(call, row, place, start, limit, width, scores, ACTIVATION); \
+  static __attribute__((noinline)) void weigh_##ACTIVATION(const Call *call, int64_t row, int64_t first_key, \
+                                                           int64_t start, int64_t limit, int64_t width, \
+                                                           float *scores) { \
+    weigh(call, row, first_key, start, limit, width, scores, ACTIVATION); \
   }
 FOR_EACH_ACTIVATION(WEIGH)
 
-static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t first_key, const int64_t *starts,
                        const int64_t *limits, int64_t width, float *scores) {
 #define WEIGHED_BY(ACTIVATION) [ACTIVATION] = weigh_##ACTIVATION,
   static void (*const by[])(const Call *, int64_t, int64_t, int64_t, int64_t, int64_t, float *) = {
       FOR_EACH_ACTIVATION(WEIGHED_BY)};
   for (int64_t r = 0; r < rows; ++r, scores += KEYS)
-    by[call->activation](call, row + r, place, starts[r] - place, limits[r] - place, width, scores);
+    by[call->activation](call, row + r, first_key, starts[r] - first_key, limits[r] - first_key, width, scores);
 }
 
 static void forward_task(Call *call, int64_t task, float *scratch) {
-  // the last queries of all heads go first: with causality they have most keys
+  // The last queries of all heads go first: with causality they see most keys, and a long task must not run alone at
+  // the end.
   int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
   int64_t begin = call->query_len * split / call->splits, end = call->query_len * (split + 1) / call->splits;
   int in_pairs = is_in_pairs(call);
   int64_t width = call->width, padded = round_up(width, LANES), words = words_of(in_pairs, width);
   int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
   int64_t key_rows = round_up(call->key_len, PANEL);
-  int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
+  int32_t *visible_keys = (int32_t *)take(&scratch, call->key_len + 1);
   float *key_panels = take(&scratch, key_rows * words);
   Rows keys = take_rows(in_pairs, &scratch, key_rows, padded);
   Rows values = take_rows(in_pairs, &scratch, key_rows, padded_value);
@@ -738,26 +751,28 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   float *all_scores = take(&scratch, call->found_thresholds ? THRESHOLDS * key_rows : 0);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   int64_t last_key = begin < end ? last_key_of(call, head, end - 1) : -1;
-  int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
-  // those that no query of the task sees are left out; whole blocks of them, so that sums stay what they are
-  int64_t base = begin < end ? find_starts(call, head, begin, 1, places, count, 0, starts) / KEYS * KEYS : count;
-  read_rows(call, in_pairs, call->key, head, places, base, count - base, width, keys);
-  if (value_width) read_rows(call, in_pairs, call->value, head, places, base, count - base, value_width, values);
-  turn_rows(in_pairs, keys, count - base, width, key_panels);
-  int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
-  int has_few = 0;
+  int64_t count = list_visible_keys(call, head, last_key < 0 ? 0 : min_of(last_key + 1, call->key_len), visible_keys);
+  // Keys before the first query's are left out in whole blocks, because other blocks would change the order of sums.
+  int64_t base = begin < end ? find_starts(call, head, begin, 1, visible_keys, count, 0, starts) / KEYS * KEYS : count;
+  read_rows(call, in_pairs, call->key, head, visible_keys, base, count - base, width, keys);
+  if (value_width) read_rows(call, in_pairs, call->value, head, visible_keys, base, count - base, value_width, values);
+  transpose_rows(in_pairs, keys, count - base, width, key_panels);
+  int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, counted = 0, nonzeros = 0;
+  int is_sparse = 0;
   for (int64_t block = 0; block < blocks; ++block) {
     int64_t first = begin + (end - begin) * block / blocks;
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
-    limit = find_limits(call, head, first, rows, places, count, limit, limits);
-    start = find_starts(call, head, first, rows, places, count, start, starts);
+    limit = find_limits(call, head, first, rows, visible_keys, count, limit, limits);
+    start = find_starts(call, head, first, rows, visible_keys, count, start, starts);
     read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
     for (int64_t r = 0; call->found_thresholds && r < rows; r += THRESHOLDS) {
-      int64_t some = least(rows - r, THRESHOLDS), lowest = starts[r] / KEYS * KEYS, seen = limits[r + some - 1];
+      int64_t strip_rows = min_of(rows - r, THRESHOLDS);
+      int64_t lowest = starts[r] / KEYS * KEYS, seen = limits[r + strip_rows - 1];
       for (int64_t j = lowest; j < seen; j += KEYS)
-        multiply_panels(in_pairs, some, (least(seen - j, KEYS) + LANES - 1) / LANES, words, queries.left + r * padded,
-                        padded, key_panels + (j - base) * words, all_scores + j - lowest, key_rows);
-      for (int64_t i = r; i < r + some; ++i)
+        multiply_panels(in_pairs, strip_rows, (min_of(seen - j, KEYS) + LANES - 1) / LANES, words,
+                        queries.left + r * padded, padded, key_panels + (j - base) * words, all_scores + j - lowest,
+                        key_rows);
+      for (int64_t i = r; i < r + strip_rows; ++i)
         call->found_thresholds[statistic_of(call, head * call->query_len + first + i)] =
             find_threshold(call, starts[i] - lowest, limits[i] - lowest, all_scores + (i - r) * key_rows);
     }
@@ -767,22 +782,25 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
       const float *panels = key_panels + (j - base) * words;
       const float *values_here = values.right + words_of(in_pairs, j - base) * padded_value;
       for (int64_t r = 0; r < rows && starts[r] < j + KEYS; r += strip) {
-        int64_t some = least(rows - r, strip), seen = least(limits[r + some - 1] - j, KEYS);
+        int64_t strip_rows = min_of(rows - r, strip), seen = min_of(limits[r + strip_rows - 1] - j, KEYS);
         if (seen <= 0) continue;
         int64_t vectors = round_up(seen, span) / LANES;
-        multiply_panels(in_pairs, some, vectors, words, queries.left + r * padded, padded, panels, weights, KEYS);
-        weigh_rows(call, head * call->query_len + first + r, some, j, starts + r, limits + r, vectors * LANES, weights);
-        if (has_few) {
-          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values_here, padded_value,
+        multiply_panels(in_pairs, strip_rows, vectors, words, queries.left + r * padded, padded, panels, weights, KEYS);
+        weigh_rows(call, head * call->query_len + first + r, strip_rows, j, starts + r, limits + r, vectors * LANES,
+                   weights);
+        if (is_sparse) {
+          multiply_sparse(strip_rows, padded_value / LANES, seen, weights, KEYS, values_here, padded_value,
                        output + r * padded_value);
         } else {
-          const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
+          const float *factors = left_factors(in_pairs, strip_rows, vectors * LANES, weights, words_of_weights);
           int64_t steps = in_pairs ? round_up(seen, span) / 2 : seen;
-          add_product(in_pairs, some, padded_value / LANES, steps, factors, values_here, output + r * padded_value);
-          // the first rows tell; sums are the same either way
+          add_product(in_pairs, strip_rows, padded_value / LANES, steps, factors, values_here,
+                      output + r * padded_value);
+          // The first block decides for the others, since counting costs time. Both ways add up in the same order.
           if (!in_pairs && block == 0) {
-            for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
-            has_few = made > ROWS * PANEL && nonzeros < FEW * made;
+            for (int64_t i = 0; i < strip_rows; ++i) nonzeros += count_nonzeros(weights + i * KEYS, seen);
+            counted += strip_rows * seen;
+            is_sparse = counted > ROWS * PANEL && nonzeros < SPARSE_SHARE * counted;
           }
         }
       }
@@ -793,9 +811,10 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   }
 }
 
-// Enough for so many copies of the keys and values, beside their rows and those of the queries, and rows of weights.
+// Tasks hold `copies` panels or gradients of keys and values beside the rows themselves, and some rows of weights.
 static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
-  int64_t keys = round_up(call->key_len, PANEL), halves = is_in_pairs(call) ? 3 : 2;  // of `Rows`
+  int64_t keys = round_up(call->key_len, PANEL);
+  int64_t halves = is_in_pairs(call) ? 3 : 2;  // `Rows` needs another half for pairs.
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
   int64_t scores = call->found_thresholds ? THRESHOLDS * keys : 0;
@@ -804,7 +823,7 @@ static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weig
 
 int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * rows_at_once(is_in_pairs(call))); }
 
-// Called once for each thread, with its number.
+// PyTorch calls this once for each thread. Tasks differ in length, so threads take them from a common counter.
 void forward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;
@@ -817,33 +836,33 @@ void forward(int64_t thread, int64_t end, void *context) {
 
 // --------------------------------------------------------------------------------------------------------- backward
 
-// One row of r·D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
-INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
-                           float *scores, float *grads, int activation) {
+// r·D·w replaces the scores of a row, and dS = dW·φ′ replaces dO·v. It returns Σ dS, as the gradient of θ is −Σ dS.
+INLINE float differentiate(const Call *call, int64_t row, int64_t first_key, int64_t start, int64_t limit,
+                           int64_t width, float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call->seed, call->dropout, row);
   float threshold = threshold_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[statistic_of(call, row)] : 0;
   float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[statistic_of(call, row)] : 0;
-  vec total = all(0);
+  vec total = splat(0);
   for (int64_t j = 0; j < width; j += LANES) {
     vec z = LOAD(scores + j) * call->scale - threshold, weights = activated(z, activation);
     vec kept_weights = weights * row_factor, gradient = LOAD(grads + j) * row_factor;
     if (call->dropout > 0) {
-      vec factors = kept(dropout, place + j);
+      vec factors = dropout_factors(dropout, first_key + j);
       kept_weights *= factors;
       gradient *= factors;
     }
     gradient += grad_row_sum;
-    if (call->grad_weighted_logs) {  // d/dw of w·log max(w, smallest normal number)
-      vec one = only(weights > 1.17549435e-38f, all(1));
+    if (call->grad_weighted_logs) {  // This is the derivative of w·log max(w, smallest normal number).
+      vec one = masked(weights > 1.17549435e-38f, splat(1));
       gradient += (log_of(weights) + one) * grad_weighted_log;
     }
     gradient = times_derivative(gradient, z, activation);
     if (j < start || j + LANES > limit) {
       ivec is_seen = seen_lanes(j, start, limit);
-      kept_weights = only(is_seen, kept_weights);
-      gradient = only(is_seen, gradient);
+      kept_weights = masked(is_seen, kept_weights);
+      gradient = masked(is_seen, gradient);
     }
     total += gradient;
     STORE(scores + j, kept_weights);
@@ -854,14 +873,14 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
 
 #define DIFFERENTIATE(ACTIVATION) \
   static __attribute__((noinline)) float differentiate_##ACTIVATION( \
-      const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width, float *scores, \
+      const Call *call, int64_t row, int64_t first_key, int64_t start, int64_t limit, int64_t width, float *scores, \
       float *grads) { \
-    return differentiate(call, row, place, start, limit, width, scores, grads, ACTIVATION); \
+    return differentiate(call, row, first_key, start, limit, width, scores, grads, ACTIVATION); \
   }
 FOR_EACH_ACTIVATION(DIFFERENTIATE)
 
-// Returns Σ dS of some rows; `grad_thresholds`, those of each row, may be NULL.
-static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+// It returns Σ dS of the rows for one shared θ; `grad_thresholds`, which may be NULL, gets the sums of each row.
+static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t first_key, const int64_t *starts,
                                 const int64_t *limits, int64_t width, float *scores, float *grads,
                                 float *grad_thresholds) {
 #define DIFFERENTIATED_BY(ACTIVATION) [ACTIVATION] = differentiate_##ACTIVATION,
@@ -869,7 +888,8 @@ static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int
       FOR_EACH_ACTIVATION(DIFFERENTIATED_BY)};
   float total = 0;
   for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
-    float sum = by[call->activation](call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads);
+    int64_t start = starts[r] - first_key, limit = limits[r] - first_key;
+    float sum = by[call->activation](call, row + r, first_key, start, limit, width, scores, grads);
     total += sum;
     if (grad_thresholds) grad_thresholds[statistic_of(call, row + r)] -= sum;
   }
@@ -883,8 +903,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
   int64_t words = words_of(in_pairs, width), value_words = words_of(in_pairs, value_width);
   int64_t value_vectors = padded_value / LANES;
-  int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
-  int64_t visible = find_visible(call, head, call->key_len, places);
+  int32_t *visible_keys = (int32_t *)take(&scratch, call->key_len + 1);
+  int64_t visible = list_visible_keys(call, head, call->key_len, visible_keys);
   int64_t begin = visible * split / call->splits, end = visible * (split + 1) / call->splits, count = end - begin;
   int64_t key_rows = round_up((call->key_len + call->splits - 1) / call->splits, PANEL);
   float *key_panels = take(&scratch, key_rows * words), *value_panels = take(&scratch, key_rows * value_words);
@@ -895,7 +915,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   Rows grad_output = take_rows(in_pairs, &scratch, QUERIES, padded_value);
   float *grad_queries = take(&scratch, QUERIES * padded);
   float *weights = take(&scratch, QUERIES * KEYS), *grad_scores = take(&scratch, QUERIES * KEYS);
-  // the same as factors
+  // Pairs need the weights and gradients once more, rounded and with two rows in a word.
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
   int64_t strip = rows_at_once(in_pairs), span = keys_at_once(in_pairs);
@@ -904,22 +924,22 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   double grad_threshold = 0;
   float *grad_thresholds = call->grad_row_thresholds;
   if (grad_thresholds) grad_thresholds += split * heads * call->query_len;
-  // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
+  // Tasks of one head would add to the same gradients of queries: each has its own, in float32, and Python adds them.
   States grad_query = call->grad_query;
   grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch;
-  read_rows(call, in_pairs, call->key, head, places, begin, count, width, keys);
-  read_rows(call, in_pairs, call->value, head, places, begin, count, value_width, values);
-  turn_rows(in_pairs, keys, count, width, key_panels);
-  turn_rows(in_pairs, values, count, value_width, value_panels);
+  read_rows(call, in_pairs, call->key, head, visible_keys, begin, count, width, keys);
+  read_rows(call, in_pairs, call->value, head, visible_keys, begin, count, value_width, values);
+  transpose_rows(in_pairs, keys, count, width, key_panels);
+  transpose_rows(in_pairs, values, count, value_width, value_panels);
   memset(grad_keys, 0, count * padded * sizeof(float));
   memset(grad_values, 0, count * padded_value * sizeof(float));
-  int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
-  int is_counted = 0;  // by the first block that sees some of the keys, as in `forward`
+  int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, counted = 0, nonzeros = 0;
+  int is_counted = 0;  // As in `forward`, the first block that sees keys decides about zeros.
   for (int64_t block = 0; block < blocks; ++block) {
-    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
+    int is_sparse = counted > ROWS * PANEL && nonzeros < SPARSE_SHARE_BACKWARD * counted;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
-    limit = find_limits(call, head, first, rows, places, end, limit, limits);
-    start = find_starts(call, head, first, rows, places, end, start, starts);
+    limit = find_limits(call, head, first, rows, visible_keys, end, limit, limits);
+    start = find_starts(call, head, first, rows, visible_keys, end, start, starts);
     int64_t hidden_blocks = starts[0] > begin ? (starts[0] - begin) / KEYS : 0;
     int sees_some = limit > begin && starts[0] < end;
     if (sees_some) {
@@ -927,71 +947,71 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
       read_rows(call, in_pairs, call->grad_output, head, NULL, first, rows, value_width, grad_output);
     }
     memset(grad_queries, 0, rows * padded * sizeof(float));
-    for (int64_t place = begin + hidden_blocks * KEYS; sees_some && place < limit; place += KEYS) {
-      int64_t j = place - begin, width_here = least(limit - place, KEYS), rows_here = rows;
+    for (int64_t first_key = begin + hidden_blocks * KEYS; sees_some && first_key < limit; first_key += KEYS) {
+      int64_t j = first_key - begin, width_here = min_of(limit - first_key, KEYS), rows_here = rows;
       for (int64_t r = 0; r < rows; r += strip) {
-        if (starts[r] >= place + KEYS) {
+        if (starts[r] >= first_key + KEYS) {
           rows_here = r;
           break;
         }
-        int64_t some = least(rows - r, strip), seen = least(limits[r + some - 1] - place, KEYS);
+        int64_t strip_rows = min_of(rows - r, strip), seen = min_of(limits[r + strip_rows - 1] - first_key, KEYS);
         if (seen <= 0) continue;
-        int64_t some_vectors = round_up(seen, span) / LANES;
-        float *some_weights = weights + r * KEYS, *some_grads = grad_scores + r * KEYS;
-        multiply_panels(in_pairs, some, some_vectors, words, queries.left + r * padded, padded, key_panels + j * words,
-                        some_weights, KEYS);
-        multiply_panels(in_pairs, some, some_vectors, value_words, grad_output.left + r * padded_value, padded_value,
-                        value_panels + j * value_words, some_grads, KEYS);
-        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, starts + r,
-                                             limits + r, some_vectors * LANES, some_weights, some_grads,
-                                             grad_thresholds);
-        if (has_few) {
-          multiply_few(some, vectors, seen, some_grads, KEYS, keys.right + j * padded, padded,
+        int64_t strip_vectors = round_up(seen, span) / LANES;
+        float *strip_weights = weights + r * KEYS, *strip_grads = grad_scores + r * KEYS;
+        multiply_panels(in_pairs, strip_rows, strip_vectors, words, queries.left + r * padded, padded,
+                        key_panels + j * words, strip_weights, KEYS);
+        multiply_panels(in_pairs, strip_rows, strip_vectors, value_words, grad_output.left + r * padded_value,
+                        padded_value, value_panels + j * value_words, strip_grads, KEYS);
+        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, strip_rows, first_key,
+                                             starts + r, limits + r, strip_vectors * LANES, strip_weights,
+                                             strip_grads, grad_thresholds);
+        if (is_sparse) {
+          multiply_sparse(strip_rows, vectors, seen, strip_grads, KEYS, keys.right + j * padded, padded,
                        grad_queries + r * padded);
-          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output.right + r * padded_value,
-                              grad_values + j * padded_value);
-          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries.right + r * padded,
-                              grad_keys + j * padded);
+          multiply_sparse_transposed(strip_rows, value_vectors, seen, strip_weights, KEYS,
+                                     grad_output.right + r * padded_value, grad_values + j * padded_value);
+          multiply_sparse_transposed(strip_rows, vectors, seen, strip_grads, KEYS, queries.right + r * padded,
+                                     grad_keys + j * padded);
           continue;
         }
-        const float *factors = left_factors(in_pairs, some, some_vectors * LANES, some_grads, words_of_grads);
+        const float *factors = left_factors(in_pairs, strip_rows, strip_vectors * LANES, strip_grads, words_of_grads);
         int64_t steps = in_pairs ? round_up(seen, span) / 2 : seen;
-        add_product(in_pairs, some, vectors, steps, factors, keys.right + words_of(in_pairs, j) * padded,
+        add_product(in_pairs, strip_rows, vectors, steps, factors, keys.right + words_of(in_pairs, j) * padded,
                     grad_queries + r * padded);
-        for (int64_t i = 0; !in_pairs && !is_counted && i < some; ++i, made += seen)
-          nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
-        // later rows of the block see more keys
-        for (int64_t i = 0, hidden = width_here - some_vectors * LANES; hidden > 0 && i < some; ++i) {
-          memset(some_weights + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
-          memset(some_grads + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
+        for (int64_t i = 0; !in_pairs && !is_counted && i < strip_rows; ++i, counted += seen)
+          nonzeros += count_nonzeros(strip_grads + i * KEYS, seen);
+        // Later rows of the block see more keys, and the products below read all rows up to there.
+        for (int64_t i = 0, hidden = width_here - strip_vectors * LANES; hidden > 0 && i < strip_rows; ++i) {
+          memset(strip_weights + i * KEYS + strip_vectors * LANES, 0, hidden * sizeof(float));
+          memset(strip_grads + i * KEYS + strip_vectors * LANES, 0, hidden * sizeof(float));
         }
         if (in_pairs) {
-          pair_columns(some, width_here, some_weights, weight_columns + r / 2 * KEYS);
-          pair_columns(some, width_here, some_grads, grad_columns + r / 2 * KEYS);
+          pair_columns(strip_rows, width_here, strip_weights, weight_columns + r / 2 * KEYS);
+          pair_columns(strip_rows, width_here, strip_grads, grad_columns + r / 2 * KEYS);
         }
       }
-      int64_t some_keys = HAS_TILES && in_pairs ? 2 * TILE : 2 * ROWS;
-      for (int64_t k = 0, r = 0; !has_few && k < width_here; k += some_keys) {
-        while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
-        int64_t some = least(width_here - k, some_keys), step = in_pairs ? r / 2 : r;
+      int64_t keys_at_a_time = HAS_TILES && in_pairs ? 2 * TILE : 2 * ROWS;
+      for (int64_t k = 0, r = 0; !is_sparse && k < width_here; k += keys_at_a_time) {
+        while (limits[r] <= first_key + k) ++r;  // Rows before the first that sees one of these keys add nothing.
+        int64_t block_keys = min_of(width_here - k, keys_at_a_time), step = in_pairs ? r / 2 : r;
         int64_t steps = words_of(in_pairs, rows_here) - step;
         if (steps <= 0) break;
-        add_turned_product(in_pairs, some, value_vectors, steps, weight_columns + step * KEYS + k,
+        add_transposed_product(in_pairs, block_keys, value_vectors, steps, weight_columns + step * KEYS + k,
                            grad_output.right + step * padded_value, grad_values + (j + k) * padded_value);
-        add_turned_product(in_pairs, some, vectors, steps, grad_columns + step * KEYS + k,
+        add_transposed_product(in_pairs, block_keys, vectors, steps, grad_columns + step * KEYS + k,
                            queries.right + step * padded, grad_keys + (j + k) * padded);
       }
     }
-    is_counted = made > 0;
+    is_counted = counted > 0;
     for (int64_t r = 0; r < rows; ++r)
       write_row(call->is_bfloat16 && call->splits == 1, (void *)row_of(call, grad_query, head, first + r), width,
                 call->scale, grad_queries + r * padded);
   }
   for (int64_t j = 0; j < count; ++j) {
-    int64_t place = places[begin + j];
-    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_key, head, place), width, call->scale,
+    int64_t key = visible_keys[begin + j];
+    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_key, head, key), width, call->scale,
               grad_keys + j * padded);
-    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_value, head, place), value_width, 1,
+    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_value, head, key), value_width, 1,
               grad_values + j * padded_value);
   }
   if (call->grad_threshold) call->grad_threshold[task] = (float)grad_threshold;
@@ -999,7 +1019,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
 
 int64_t backward_scratch(const Call *call) { return scratch_of(call, 2, 4 * QUERIES); }
 
-// Called once for each thread, with its number.
+// PyTorch calls this once for each thread. Tasks differ in length, so threads take them from a common counter.
 void backward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;

@@ -1,27 +1,28 @@
 // Copyright 2026 the reluformers authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Translation by an encoder–decoder model on a processor: encoder, decoder steps, and the search around them.
+// Translation by an encoder–decoder model on a CPU: encoder, decoder steps, and the search around them.
 //
-// Torch's own threads call `translate`, `decoder.py` fills `Search`. A part has some of the sentences and never waits
-// for another. Rows are tokens: all of some sentences side by side in the encoder, without padding; the last one of
-// each beam in the decoder. Keys and values stay where they were written: `ancestors` says where those of a beam are.
+// `decoder.py` fills `Search`, and PyTorch's own threads call `translate`. A part has some of the sentences and never
+// waits for another. Rows are tokens: the encoder has those of its sentences side by side without padding, the decoder
+// the last one of each beam. Keys and values stay where they were written, and `ancestors` says where those of a beam
+// are, because moving them after each step would cost more.
 //
-// Numbers are float32. The weights of a linear map may be bfloat16, and become float32 before they are multiplied, or
-// int8, and then each of its rows is rounded to integers as well.
+// Numbers are float32. Weights of a linear map may be bfloat16, which become float32 before they are multiplied, or
+// int8; then its input rows are rounded to integers as well.
 #include <math.h>
 
 #include "vectors.h"
 
-// Numbers of a row are rounded to −127 up to 127, so that two products with int8 fit into 16 bits: 2 · 127 · 128.
-#define STEPS 254
+// Inputs are rounded to integers from −127 to 127: the sum of two products with int8, 2 · 127 · 128, fits into 16 bits.
+#define QUANTIZATION_STEPS 254
 #if defined(__AVX512VNNI__)
-#define CENTER 0  // its left factors have no sign
+#define CENTER 0  // VNNI's left factors are unsigned.
 #else
 #define CENTER 127
 #endif
 
-// vectors of sums that are made at once: they and as many factors fit into registers, of which ARM has 32
+// This many vectors of sums, and as many factors, fit into registers, of which ARM has 32.
 #if defined(__aarch64__)
 #define SUMS 16
 #else
@@ -29,26 +30,26 @@
 #endif
 
 enum {
-  OUTPUTS = 16,        // of a linear map whose weights are kept in the nearest cache while all rows pass by
-  WIDENED_FOR = 8,     // rows or more: each block of bfloat16 weights is made float32 once for all of them
-  COLUMNS = 512,       // of the vocabulary whose logits are made at a time
-  ENCODER_ROWS = 256,  // at a time, or one sentence
+  OUTPUTS = 16,        // Weights of so many outputs stay in the nearest cache while all rows pass.
+  WIDENED_FOR = 8,     // From so many rows on, widening bfloat16 weights once for all rows is faster.
+  COLUMNS = 512,       // So many logits of a row stay in the cache until the best are chosen.
+  ENCODER_ROWS = 256,  // The encoder takes so many rows at a time, or one longer sentence.
 };
 
-typedef struct {  // y = x·Wᵀ + b
-  const void *weight;                   // [out, in], or NULL
-  const int8_t *packed;                 // or integers [out / 16, in / 4, 16, 4], zeros behind the last
-  const float *scales, *sums;           // of the integers [out up to a multiple of 16], and Σ_j of scaled ones
-  const float *factors;                 // of the outputs [out], or NULL
-  const float *bias;                    // [out], or NULL
+typedef struct {  // It is y = x·Wᵀ + b.
+  const void *weight;                   // It is W [out, in], or NULL if W is int8.
+  const int8_t *packed;                 // It is W as integers [out / 16, in / 4, 16, 4], filled up with zeros.
+  const float *scales, *sums;           // Integers have a scale [out up to a multiple of 16], and Σ_j W_ij.
+  const float *factors;                 // They multiply the outputs [out], or are NULL.
+  const float *bias;                    // It is b [out], or NULL.
   int64_t in, out, is_bfloat16;
 } Linear;
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM, UNIT_LENGTH };
 
 typedef struct {
-  const float *gain, *bias, *gate;  // [width], or NULL
-  const float *factor;              // of all numbers, or NULL
+  const float *gain, *bias, *gate;  // They have the shape [width], or are NULL.
+  const float *factor;              // It multiplies all numbers, or is NULL.
   float eps;
   int32_t kind;
 } Norm;
@@ -60,9 +61,9 @@ enum { NO_GATE, LINEAR_GATE, SILU_GATE, SIGMOID_GATE };
 typedef struct {
   Linear query, key, value, gate, output;
   Norm query_norm, key_norm, value_norm, query_length, key_length, output_norm;
-  const float *scale, *thresholds, *exponent;  // a; θ of each head, or one; α
+  const float *scale, *thresholds, *exponent;  // These are a, θ of each head or one, and α.
   float coefficient;
-  int32_t threshold_step;                      // 1 if each head has one
+  int32_t threshold_step;                      // It is 0 if all heads share θ.
   int32_t activation, scale_form, threshold_form, is_sum_one, gate_form, is_exclusive;
 } Attention;
 
@@ -70,69 +71,71 @@ typedef struct {
   Attention own, cross;
   Norm own_norm, cross_norm, mlp_norm, inner_norm;
   Linear fc1, fc_linear, fc2;
-  const float *beta;  // of swish
-  float temperature;  // of softmax
+  const float *beta;  // It is the β of swish.
+  float temperature;  // It divides the inputs of softmax.
   int32_t activation, has_rectified_values;
 } Layer;
 
 typedef struct {
-  const void *embeddings;         // [vocabulary, width]
-  const float *positions, *bias;  // [positions, width], [width] or NULL
+  const void *embeddings;         // They have the shape [vocabulary, width].
+  const float *positions, *bias;  // The shapes are [positions, width] and [width]; bias may be NULL.
   Norm token_norm, sum_norm, last_norm;
   const Layer *layers;
   int64_t layer_count, heads;
-  float factor;  // of the embeddings
+  float factor;  // It multiplies the embeddings.
   int32_t is_pre_norm, is_bfloat16;
 } Stack;
 
-typedef struct {  // for rows of first_length up to last_length tokens
+typedef struct {  // It holds for rows of first_length up to last_length tokens.
   const int32_t *tokens;
   int64_t count, first_length, last_length;
-  int64_t is_forced;  // no other token may come; or else, none of these
+  int64_t is_forced;  // If set, only these tokens may come next; else none of them may.
 } Rule;
 
 enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
 
 typedef struct {
-  const Stack *encoder;        // NULL if its states are given
+  const Stack *encoder;        // It is NULL if the caller gives its states.
   const Stack *decoder;
   const Linear *logits;
-  const int32_t *source;       // tokens of all sentences side by side [source tokens]
-  const int64_t *starts;       // where each of them begins [sentences + 1]
-  float *states;               // of the encoder [source tokens, padded width]
-  float *source_cache;         // [layers, source tokens, 2, padded width]
-  float *cache;                // [capacity, layers, rows, 2, padded width]
-  int32_t *tokens;             // [longest, rows], those of the prompt are there
-  int32_t *ancestors;          // [2, rows, longest]: which row wrote a token of a row, by turns
-  float *running_scores, *finished_scores;    // log P, and divided by the penalty, falling [sentences, beams]
-  int32_t *finished_lengths;   // [sentences, beams], 0 if there is none
-  int32_t *finished;           // their tokens [sentences, beams, longest]
-  int64_t *results, *result_lengths;          // [sentences, returned, longest], [sentences, returned]
-  uint8_t *is_done;            // [sentences]
-  int64_t *lengths;            // tokens of a row in each part [parts], 0 at first
+  const int32_t *source;       // Tokens of all sentences lie side by side [source tokens].
+  const int64_t *starts;       // Each sentence begins at its number [sentences + 1].
+  float *states;               // The encoder's last states have the shape [source tokens, padded width].
+  float *source_cache;         // It has the shape [layers, source tokens, 2, padded width].
+  float *cache;                // It has the shape [capacity, layers, rows, 2, padded width].
+  int32_t *tokens;             // The caller writes the prompt into it [longest, rows].
+  int32_t *ancestors;          // They name the row that wrote each token of a row; steps alternate [2, rows, longest].
+  float *running_scores;       // They are log P, falling [sentences, beams].
+  float *finished_scores;      // They are log P divided by the penalty, falling [sentences, beams].
+  int32_t *finished_lengths;   // A length is 0 if there is no such translation [sentences, beams].
+  int32_t *finished;           // It holds their tokens [sentences, beams, longest].
+  int64_t *results;            // Tokens are returned here [sentences, returned, longest].
+  int64_t *result_lengths;     // It has the shape [sentences, returned].
+  uint8_t *is_done;            // It has a number for each sentence.
+  int64_t *lengths;            // They count tokens of a row in each part, and are 0 at first.
   const Rule *rules;
-  const int32_t *ends;         // tokens
-  const float *penalties;      // what log P of so many tokens is divided by [longest + 1]
-  float *shown_logits;         // of the first row after the prompt [vocabulary], or NULL
-  uint8_t *is_broken;          // [parts]: 1 where a number is infinite or NaN, which a comparison would pass over
-  float *scratch;              // [parts, scratch_size]
+  const int32_t *ends;         // These tokens end a translation.
+  const float *penalties;      // log P of n tokens is divided by the n-th [longest + 1].
+  float *shown_logits;         // Logits of the first row after the prompt are copied here, unless it is NULL.
+  uint8_t *is_broken;          // A part sets 1 at an infinity or a NaN, which comparisons would ignore.
+  float *scratch;              // It has the shape [parts, scratch_size].
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
   int64_t parts, rule_count, end_count, early_stopping, is_beam_search;
-  int64_t is_renormalized;     // log P are those of the tokens that no rule forbids
-  float last_penalty;          // of the longest translation
+  int64_t is_renormalized;     // If set, log P is normalised over the tokens that no rule forbids.
+  float last_penalty;          // It belongs to the longest translation.
 } Search;
 
-typedef struct {  // of a row: those before `count`
-  const float *states;  // key and value
-  const int32_t *rows;  // in which each lies, or NULL
-  int64_t step, row, count, own;  // own: the place of the query's own token
+typedef struct {  // A row sees the keys before `count`.
+  const float *states;  // Each state is a key and its value.
+  const int32_t *rows;  // It names the row that wrote each key, or is NULL.
+  int64_t step, row, count, own;  // The query's own token has index own.
 } Keys;
 
 typedef struct {
-  int64_t width, inner;  // padded
-  float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // [rows, …]
+  int64_t width, inner;  // Both are padded.
+  float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // Each has a row for each token.
   uint8_t *bytes;
-  float *steps, *lows;   // of their scales
+  float *steps, *lows;   // A row of bytes stands for low + step · byte.
   float *logits, *best, *largest, *sum, *weights, *widened;
   int32_t *best_tokens, *slots, *sentences;
   Keys *keys;
@@ -144,14 +147,14 @@ typedef struct {
   const uint8_t *bytes;
   int64_t row, bytes_row;
   const float *steps, *lows;
-  float *widened;  // memory for weights
+  float *widened;  // bfloat16 weights are widened in this memory.
   uint8_t *is_broken;
 } Input;
 
 // ------------------------------------------------------------------------------------------------------ linear maps
 
-// Sums of the numbers of each vector, side by side.
-INLINE vec fold(vec sums[LANES]) {
+// Adding vectors pairwise gives all their sums in one vector, which is faster than one sum at a time.
+INLINE vec sum_each(vec sums[LANES]) {
 #pragma GCC unroll 4
   for (int half = LANES / 2; half; half /= 2)
 #pragma GCC unroll 8
@@ -160,17 +163,17 @@ INLINE vec fold(vec sums[LANES]) {
   return sums[0];
 }
 
-// `count` outputs of some rows, or as many as there are sums; `weight` is that of the first one.
+// It computes min(`count`, SUMS / rows) outputs; with few rows many outputs share each load of x.
 INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, int64_t count, const float *x,
                      int64_t x_row, float *y, int64_t y_row) {
   const int outputs = SUMS / rows, bytes = is_bfloat16 ? 2 : 4;
   vec sums[SUMS];
   const char *weights[SUMS];
 #pragma GCC unroll 16
-  for (int i = 0; i < SUMS; ++i) sums[i] = all(0);
+  for (int i = 0; i < SUMS; ++i) sums[i] = splat(0);
 #pragma GCC unroll 16
-  for (int o = 0; o < outputs; ++o) weights[o] = (const char *)weight + least(o, count - 1) * in * bytes;
-  int64_t k = 0, ahead = 2 * OUTPUTS * in;  // too far for what a processor fetches by itself
+  for (int o = 0; o < outputs; ++o) weights[o] = (const char *)weight + min_of(o, count - 1) * in * bytes;
+  int64_t k = 0, ahead = 2 * OUTPUTS * in;  // The CPU's own prefetching does not look this far ahead.
   for (; k + LANES <= in; k += LANES) {
     vec right[SUMS];
 #pragma GCC unroll 16
@@ -194,24 +197,25 @@ INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, 
     }
   float folded[SUMS];
 #pragma GCC unroll 4
-  for (int i = 0; i < SUMS; i += LANES) STORE(folded + i, fold(sums + i));
-  size_t made = (size_t)count < (size_t)outputs ? (size_t)count : (size_t)outputs;
+  for (int i = 0; i < SUMS; i += LANES) STORE(folded + i, sum_each(sums + i));
+  size_t kept = (size_t)count < (size_t)outputs ? (size_t)count : (size_t)outputs;
   for (int r = 0; r < rows; ++r) {
-    if (made == (size_t)outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
-    else memcpy(y + r * y_row, folded + r * outputs, made * sizeof(float));
+    if (kept == (size_t)outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
+    else memcpy(y + r * y_row, folded + r * outputs, kept * sizeof(float));
   }
 }
 
-// Some outputs of all rows.
+// Rows pass in groups of four, two or one, so that a group's sums stay in registers.
 INLINE void dot_rows(int is_bfloat16, const void *weight, int64_t in, int64_t count, Input input, int64_t rows,
                      float *y, int64_t y_row) {
   const int bytes = is_bfloat16 ? 2 : 4;
   for (int64_t r = 0; r < rows;) {
     const float *x = input.numbers + r * input.row;
-    float *place = y + r * y_row;
+    float *target = y + r * y_row;
 #define DOTS(ROWS) \
   for (int64_t i = 0; i < count; i += SUMS / ROWS) \
-    dot_tile(ROWS, is_bfloat16, (const char *)weight + i * in * bytes, in, count - i, x, input.row, place + i, y_row); \
+    dot_tile(ROWS, is_bfloat16, (const char *)weight + i * in * bytes, in, count - i, x, input.row, target + i, \
+             y_row); \
   r += ROWS
     if (rows - r >= 4) { DOTS(4); }
     else if (rows - r >= 2) { DOTS(2); }
@@ -222,7 +226,7 @@ INLINE void dot_rows(int is_bfloat16, const void *weight, int64_t in, int64_t co
 static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
                              int64_t y_row) {
   for (int64_t o = first; o < last; o += OUTPUTS) {
-    int64_t count = least(OUTPUTS, last - o), start = o * map->in;
+    int64_t count = min_of(OUTPUTS, last - o), start = o * map->in;
     if (!map->is_bfloat16) {
       dot_rows(0, (const float *)map->weight + start, map->in, count, input, rows, y + o - first, y_row);
     } else if (rows < WIDENED_FOR) {
@@ -244,12 +248,12 @@ static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Inp
       }
 }
 
-// sums + the products of four bytes each, of which the left ones are those of `input_of`
+// Each sum grows by the products of four bytes; the left ones are made by `input_of`, so their range is known.
 INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
 #if defined(__AVX512VNNI__)
   return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
 #elif defined(__AVX2__) && VECTOR_BYTES == 32
-  // its left factors have no sign: they get the right ones' sizes, and the right ones' signs go to the left ones
+  // maddubs takes unsigned left factors, so the weights' sizes go there and their signs move to the inputs.
   __m256i sizes = _mm256_abs_epi8((__m256i)right), signed_left = _mm256_sign_epi8((__m256i)left, (__m256i)right);
   return sums + (ivec)_mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed_left), _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -261,7 +265,7 @@ INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
 #endif
 }
 
-// Four vectors of outputs from `first` on.
+// Four vectors of outputs share each load of the inputs' bytes.
 INLINE void byte_tile(int rows, const Linear *map, int64_t first, int64_t last, const Input *input, int64_t row,
                       float *y, int64_t y_row) {
   ivec sums[4][4];
@@ -270,7 +274,7 @@ INLINE void byte_tile(int rows, const Linear *map, int64_t first, int64_t last, 
   const int8_t *weights[4];
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
-    int64_t o = least(first + v * LANES, round_up(map->out, 16) - LANES);
+    int64_t o = min_of(first + v * LANES, round_up(map->out, 16) - LANES);
     weights[v] = map->packed + o / 16 * steps * 64 + o % 16 * 4;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) sums[r][v] = (ivec){0};
@@ -294,7 +298,7 @@ INLINE void byte_tile(int rows, const Linear *map, int64_t first, int64_t last, 
   for (int v = 0; v < 4 && first + v * LANES < last; ++v) {
     int64_t o = first + v * LANES;
     vec scales = LOAD(map->scales + o), shifts = LOAD(map->sums + o);
-    vec bias = map->bias ? read_vector(0, map->bias, o, map->out) : all(0);
+    vec bias = map->bias ? read_vector(0, map->bias, o, map->out) : splat(0);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
       vec product = __builtin_convertvector(sums[r][v], vec) * (scales * input->steps[row + r]);
@@ -307,30 +311,30 @@ static void multiply_integers(const Linear *map, int64_t first, int64_t last, In
                               int64_t y_row) {
   for (int64_t o = first; o < last; o += 4 * LANES)
     for (int64_t r = 0; r < rows;) {
-      float *place = y + r * y_row + o - first;
-#define BYTES(ROWS) byte_tile(ROWS, map, o, last, &input, r, place, y_row), r += ROWS
+      float *target = y + r * y_row + o - first;
+#define BYTES(ROWS) byte_tile(ROWS, map, o, last, &input, r, target, y_row), r += ROWS
       if (rows - r >= 4) BYTES(4);
       else if (rows - r >= 2) BYTES(2);
       else BYTES(1);
     }
 }
 
-// Outputs `first` up to `last`, of which the first must be that of a whole vector.
+// Outputs from `first` up to `last` are made. `first` must be a multiple of LANES, because int8 weights lie in vectors.
 static void multiply_some(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
                           int64_t y_row) {
   if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
   else multiply_numbers(map, first, last, input, rows, y, y_row);
-  vec products = all(0);
+  vec products = splat(0);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t o = 0; o < last - first; o += LANES) products += read_vector(0, y + r * y_row, o, last - first) * 0;
-  if (sum_of(products) != 0) *input.is_broken = 1;  // infinity and NaN times 0 are NaN
+  if (sum_of(products) != 0) *input.is_broken = 1;  // Infinity and NaN times 0 are NaN, which differs from 0.
 }
 
 static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
   multiply_some(map, 0, map->out, input, rows, y, y_row);
 }
 
-// Rows as what linear maps of this kind read; integers q for numbers low + step·q, the lowest of which is −CENTER.
+// Maps with int8 weights read rows of integers q, which stand for low + step·q; the lowest q is −CENTER.
 static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
   Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened, work->is_broken};
   if (!map->packed) return input;
@@ -338,12 +342,12 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
     uint8_t *bytes = work->bytes + r * input.bytes_row;
     float low = x[0], high = x[0];
     int64_t d = 0;
-    vec lows = all(low), highs = all(high), products = all(0);
+    vec lows = splat(low), highs = splat(high), products = splat(0);
     for (; d + LANES <= map->in; d += LANES) {
-      vec some = LOAD(x + d);
-      products += some * 0;
-      lows = either(some < lows, some, lows);
-      highs = either(some > highs, some, highs);
+      vec inputs = LOAD(x + d);
+      products += inputs * 0;
+      lows = blend(inputs < lows, inputs, lows);
+      highs = blend(inputs > highs, inputs, highs);
     }
     for (int lane = 0; lane < LANES; ++lane) {
       low = lows[lane] < low ? lows[lane] : low;
@@ -355,11 +359,11 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    if (broken != 0) {  // there are no integers for NaN
+    if (broken != 0) {  // Converting NaN to an integer is undefined.
       *work->is_broken = 1;
       continue;
     }
-    float span = high - low, factor = span > 1e-30f ? STEPS / span : 0;
+    float span = high - low, factor = span > 1e-30f ? QUANTIZATION_STEPS / span : 0;
     for (d = 0; d + LANES <= map->in; d += LANES) {
       ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec) - CENTER;
 #if defined(__AVX512F__)
@@ -370,7 +374,7 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
     }
     for (; d < map->in; ++d) bytes[d] = (uint8_t)((int32_t)((x[d] - low) * factor + 0.5f) - CENTER);
     for (; d < input.bytes_row; ++d) bytes[d] = 0;
-    work->steps[r] = span / STEPS;
+    work->steps[r] = span / QUANTIZATION_STEPS;
     work->lows[r] = low + CENTER * work->steps[r];
   }
   return input;
@@ -381,12 +385,12 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
 static void normalize(const Norm *norm, const float *x, float *y, int64_t width) {
   float mean = 0, factor = 1;
   if (norm->kind == LAYER_NORM) {
-    vec sums = all(0);
+    vec sums = splat(0);
     for (int64_t d = 0; d < width; d += LANES) sums += read_vector(0, x, d, width);
     mean = sum_of(sums) / width;
   }
   if (norm->kind != NO_NORM) {
-    vec squares = all(0);
+    vec squares = splat(0);
     int64_t d = 0;
     for (; d + LANES <= width; d += LANES) squares += (LOAD(x + d) - mean) * (LOAD(x + d) - mean);
     float total = sum_of(squares);
@@ -402,10 +406,10 @@ static void normalize(const Norm *norm, const float *x, float *y, int64_t width)
   }
   if (norm->factor) factor *= *norm->factor;
   for (int64_t d = 0; d < width; d += LANES) {
-    vec some = read_vector(0, x, d, width), normed = (some - mean) * factor;
+    vec inputs = read_vector(0, x, d, width), normed = (inputs - mean) * factor;
     if (norm->gain) normed *= read_vector(0, norm->gain, d, width);
     if (norm->bias) normed += read_vector(0, norm->bias, d, width);
-    if (norm->gate) normed *= sigmoid_of(read_vector(0, norm->gate, d, width) * some);
+    if (norm->gate) normed *= sigmoid_of(read_vector(0, norm->gate, d, width) * inputs);
     write_vector(0, y, d, width, normed);
   }
 }
@@ -423,7 +427,7 @@ static void normalize_heads(const Norm *norm, float *x, int64_t rows, int64_t ro
     }
 }
 
-// φ of a number by itself; `beta` is that of swish
+// Two functions occur in feed-forward layers alone, so they are here and not in vectors.h.
 INLINE vec function_of(vec z, int kind, float beta) {
   if (kind == GELU_TANH) return z * sigmoid_of(1.5957691f * (z + 0.044715f * z * z * z));
   if (kind == SWISH) return z * sigmoid_of(beta * z);
@@ -436,14 +440,14 @@ static float largest_of(const float *z, int64_t count) {
   return largest;
 }
 
-// Rows from here on have memory up to a whole vector.
+// From here on rows have memory up to a whole vector, so that loops take whole vectors.
 
-// exp(z − largest) in place, and their sum
-static float raise(float *z, int64_t count, float largest) {
-  vec sums = all(0);
+// Subtracting the largest z keeps the powers finite. Callers divide by their sum, so it is returned.
+static float exponentiate(float *z, int64_t count, float largest) {
+  vec sums = splat(0);
   for (int64_t j = 0; j < count; j += LANES) {
     vec powers = exp_of(LOAD(z + j) - largest);
-    if (j + LANES > count) powers = only(lane_numbers() + (int32_t)j < (int32_t)count, powers);
+    if (j + LANES > count) powers = masked(lane_indices() + (int32_t)j < (int32_t)count, powers);
     sums += powers;
     STORE(z + j, powers);
   }
@@ -454,24 +458,24 @@ static void scale_row(float *z, int64_t count, float factor) {
   for (int64_t j = 0; j < count; j += LANES) STORE(z + j, LOAD(z + j) * factor);
 }
 
-// max(z/p − τ, 0)^p whose sum is 1; `ordered` is memory for as many
+// Sparsemax and 1.5-entmax are max(z/p − τ, 0)^p with sum 1. τ depends on the sorted scores, which `ordered` holds.
 static void make_sparse(float *z, int64_t count, int power, float *ordered) {
   float largest = largest_of(z, count), sum = 0, squares = 0, threshold = -1;
   int64_t held = 0;
   for (int64_t j = 0; j < count; ++j) {
     z[j] = (z[j] - largest) / power;
-    if (!(z[j] > -1)) continue;  // τ is -1 at least
-    int64_t place = held++;
-    for (; place && ordered[place - 1] < z[j]; --place) ordered[place] = ordered[place - 1];
-    ordered[place] = z[j];
+    if (!(z[j] > -1)) continue;  // τ is at least -1, so lower scores get the weight 0.
+    int64_t rank = held++;
+    for (; rank && ordered[rank - 1] < z[j]; --rank) ordered[rank] = ordered[rank - 1];
+    ordered[rank] = z[j];
   }
   for (int64_t k = 1; k <= held; ++k) {
     sum += ordered[k - 1];
     squares += ordered[k - 1] * ordered[k - 1];
     float mean = sum / k, rest = (1 - squares + sum * mean) / k;
-    float found = power == 1 ? mean - 1.0f / k : mean - sqrtf(rest > 0 ? rest : 0);
-    if (!(ordered[k - 1] > found)) break;
-    threshold = found;
+    float candidate = power == 1 ? mean - 1.0f / k : mean - sqrtf(rest > 0 ? rest : 0);
+    if (!(ordered[k - 1] > candidate)) break;
+    threshold = candidate;
   }
   for (int64_t j = 0; j < count; ++j) {
     float weight = z[j] > threshold ? z[j] - threshold : 0;
@@ -479,7 +483,7 @@ static void make_sparse(float *z, int64_t count, int power, float *ordered) {
   }
 }
 
-// Weights of a row in place of its scores; `spare` is memory for as many.
+// Weights replace the scores of a row, as scores are not needed again; `spare` is memory for sorting them.
 static void weigh(int kind, float *z, int64_t count, float threshold, float *spare) {
   for (int64_t j = 0; threshold != 0 && j < count; ++j) z[j] -= threshold;
   if (kind < SOFTMAX) {
@@ -488,15 +492,15 @@ static void weigh(int kind, float *z, int64_t count, float threshold, float *spa
   }
   float largest = largest_of(z, count);
   switch (kind) {
-    case SOFTMAX: scale_row(z, count, 1 / raise(z, count, largest)); return;
+    case SOFTMAX: scale_row(z, count, 1 / exponentiate(z, count, largest)); return;
     case SOFTMAX1:
       largest = largest > 0 ? largest : 0;
-      scale_row(z, count, 1 / (raise(z, count, largest) + expf(-largest)));
+      scale_row(z, count, 1 / (exponentiate(z, count, largest) + expf(-largest)));
       return;
     case SOFTPICK: {
       largest = largest > 0 ? largest : 0;
       float one = expf(-largest), sum = 1e-6f * one;
-      raise(z, count, largest);
+      exponentiate(z, count, largest);
       for (int64_t j = 0; j < count; ++j) {
         sum += fabsf(z[j] - one);
         z[j] = z[j] > one ? z[j] - one : 0;
@@ -521,19 +525,19 @@ INLINE const float *key_of(const Keys *keys, int64_t j) {
 }
 
 INLINE vec dot(const float *a, const float *b, int64_t width) {
-  vec sums = all(0);
+  vec sums = splat(0);
   int64_t d = 0;
   for (; d + LANES <= width; d += LANES) sums += LOAD(a + d) * LOAD(b + d);
   if (d < width) sums += read_vector(0, a, d, width) * read_vector(0, b, d, width);
   return sums;
 }
 
-// Σ_j w_j·v_j of numbers d, d + 1, …, so many vectors of them
+// It computes Σ_j w_j·v_j for a constant number of vectors, whose sums stay in registers.
 INLINE void add_values(int vectors, const Keys *keys, const float *weights, int64_t offset, int64_t d, int64_t width,
                        float *output) {
   vec sums[4];
 #pragma GCC unroll 4
-  for (int v = 0; v < vectors; ++v) sums[v] = all(0);
+  for (int v = 0; v < vectors; ++v) sums[v] = splat(0);
   for (int64_t j = 0; j < keys->count; ++j) {
     if (weights[j] == 0) continue;
     const float *value = key_of(keys, j) + offset;
@@ -545,8 +549,9 @@ INLINE void add_values(int vectors, const Keys *keys, const float *weights, int6
   for (int v = 0; v < vectors; ++v) write_vector(0, output, d + v * LANES, width, sums[v]);
 }
 
-// u − (u·v̂) v̂, or 0 where nothing but rounding is left
-static void leave_out(float *output, const float *value, int64_t width) {
+// Exclusive attention removes the part of the output along its own value: u − (u·v̂) v̂. A rest as small as rounding
+// becomes 0, as in Python, because its direction would be noise.
+static void remove_projection(float *output, const float *value, int64_t width) {
   float along = sum_of(dot(output, value, width)), square = sum_of(dot(value, value, width));
   float whole = sum_of(dot(output, output, width)), length = sqrtf(square);
   float share = length == 0 ? 0 : along / (length < 1e-12f ? 1e-12f * 1e-12f : square);
@@ -555,7 +560,7 @@ static void leave_out(float *output, const float *value, int64_t width) {
   if (sqrtf(rest) < 8 * 1.1920929e-7f * sqrtf(whole)) memset(output, 0, width * sizeof(float));
 }
 
-// One row of queries to its keys.
+// A decoding step has one query for each row, so heads are taken one by one.
 static void attend(const Attention *attention, const Keys *keys, float *query, int64_t heads, int64_t width,
                    int64_t padded, float *weights, float *output) {
   int64_t count = keys->count;
@@ -569,8 +574,8 @@ static void attend(const Attention *attention, const Keys *keys, float *query, i
       vec sums[LANES];
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; ++i)
-        sums[i] = j + i < count ? dot(head, key_of(keys, j + i) + h * width, width) : all(0);
-      STORE(weights + j, fold(sums) * factor);
+        sums[i] = j + i < count ? dot(head, key_of(keys, j + i) + h * width, width) : splat(0);
+      STORE(weights + j, sum_each(sums) * factor);
     }
     float threshold = attention->thresholds[h * attention->threshold_step];
     if (threshold != 0) threshold *= length_factor(attention->threshold_form, count, width);
@@ -587,11 +592,11 @@ static void attend(const Attention *attention, const Keys *keys, float *query, i
     for (; d + 2 * LANES <= width; d += 2 * LANES) ADD(2);
     for (; d < width; d += LANES) ADD(1);
     if (attention->is_exclusive)
-      leave_out(output + h * width, key_of(keys, keys->own) + padded + h * width, width);
+      remove_projection(output + h * width, key_of(keys, keys->own) + padded + h * width, width);
   }
 }
 
-// Keys and values of some rows [rows, 2, padded width].
+// A key and its value lie side by side [rows, 2, padded width], so that one copy moves both into the cache.
 static void make_keys(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
                       int64_t width, float *keys) {
   int64_t row = 2 * work->width;
@@ -602,7 +607,8 @@ static void make_keys(const Attention *attention, const Work *work, Input input,
   normalize_heads(&attention->value_norm, keys + work->width, rows, row, heads, width / heads);
 }
 
-// Rows of `work->y` → the branch, in place. `work->keys` says what each sees; queries are made before.
+// The branch's output replaces `work->y`. The callers make queries and `work->keys`, in which self- and cross-attention
+// differ.
 static void finish_attention(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
                              int64_t width) {
   int64_t padded = work->width;
@@ -633,7 +639,7 @@ static void make_queries(const Attention *attention, const Work *work, Input inp
 
 // ----------------------------------------------------------------------------------------------------------- layers
 
-// What a branch reads, in `work->y`.
+// A branch reads `work->y`, because `work->x` must stay for the residual sum.
 static void begin_branch(const Stack *stack, const Norm *norm, const Work *work, int64_t rows, int64_t width) {
   if (stack->is_pre_norm) normalize_rows(norm, work->x, work->y, rows, work->width, width);
   else memcpy(work->y, work->x, rows * work->width * sizeof(float));
@@ -655,12 +661,15 @@ static void feed_forward(const Stack *stack, const Layer *layer, const Work *wor
     float *hidden = work->hidden + r * work->inner, *values = work->linear + r * work->inner;
     if (layer->activation == SOFTMAX) {
       scale_row(hidden, inner, 1 / layer->temperature);
-      scale_row(hidden, inner, 1 / raise(hidden, inner, largest_of(hidden, inner)));
+      scale_row(hidden, inner, 1 / exponentiate(hidden, inner, largest_of(hidden, inner)));
     }
     for (int64_t d = 0; d < inner; d += LANES) {
-      vec some = function_of(LOAD(hidden + d), layer->activation, *layer->beta);
-      if (is_gated) some *= layer->has_rectified_values ? function_of(LOAD(values + d), RELU, 1) : LOAD(values + d);
-      write_vector(0, hidden, d, inner, some);
+      vec activations = function_of(LOAD(hidden + d), layer->activation, *layer->beta);
+      if (is_gated) {
+        vec linear = LOAD(values + d);
+        activations *= layer->has_rectified_values ? activated(linear, RELU) : linear;
+      }
+      write_vector(0, hidden, d, inner, activations);
     }
   }
   input = input_of(work, &layer->fc2, work->hidden, work->inner, rows);
@@ -674,26 +683,26 @@ static void embed(const Stack *stack, int32_t token, int64_t position, int64_t w
   const char *row = (const char *)stack->embeddings + token * width * (is_bfloat16 ? 2 : 4);
   for (int64_t d = 0; d < width; d += LANES) write_vector(0, x, d, width, read_vector(is_bfloat16, row, d, width));
   normalize(&stack->token_norm, x, x, width);
-  const float *place = stack->positions + position * width;
+  const float *position_embedding = stack->positions + position * width;
   for (int64_t d = 0; d < width; d += LANES) {
     vec sum = read_vector(0, x, d, width) * stack->factor;
     if (stack->bias) sum += read_vector(0, stack->bias, d, width);
-    write_vector(0, x, d, width, sum + read_vector(0, place, d, width));
+    write_vector(0, x, d, width, sum + read_vector(0, position_embedding, d, width));
   }
   normalize(&stack->sum_norm, x, x, width);
 }
 
-// States of the sentences from `first` up to `last`.
+// Sentences from `first` up to `last` are encoded together, so that each weight is read once for all of them.
 static void encode(const Search *search, const Work *work, int64_t first, int64_t last) {
   const Stack *stack = search->encoder;
   int64_t begin = search->starts[first], rows = search->starts[last] - begin, width = search->width;
   int64_t padded = work->width;
   for (int64_t s = first; s < last; ++s)
-    for (int64_t place = search->starts[s]; place < search->starts[s + 1]; ++place) {
-      int64_t own = place - search->starts[s], count = search->starts[s + 1] - search->starts[s];
-      embed(stack, search->source[place], own, width, work->x + (place - begin) * padded);
+    for (int64_t index = search->starts[s]; index < search->starts[s + 1]; ++index) {
+      int64_t own = index - search->starts[s], count = search->starts[s + 1] - search->starts[s];
+      embed(stack, search->source[index], own, width, work->x + (index - begin) * padded);
       const float *states = work->pair + (search->starts[s] - begin) * 2 * padded;
-      work->keys[place - begin] = (Keys){states, NULL, 2 * padded, 0, count, own};
+      work->keys[index - begin] = (Keys){states, NULL, 2 * padded, 0, count, own};
     }
   for (const Layer *layer = stack->layers; layer < stack->layers + stack->layer_count; ++layer) {
     begin_branch(stack, &layer->own_norm, work, rows, width);
@@ -708,7 +717,7 @@ static void encode(const Search *search, const Work *work, int64_t first, int64_
     normalize(&stack->last_norm, work->x + r * padded, search->states + (begin + r) * padded, width);
 }
 
-// The last token of each row, whose place is `position`, to its state in `work->y`.
+// Only the last token of each row is computed, into `work->y`, since the cache has the keys of earlier ones.
 static void decode(const Search *search, const Work *work, int64_t rows, int64_t position) {
   const Stack *stack = search->decoder;
   int64_t width = search->width, padded = work->width, all_rows = search->sentences * search->beams;
@@ -761,33 +770,34 @@ INLINE uint32_t greater_bits(vec numbers, float than) {
 #endif
 }
 
-static void insert(float *best, int32_t *tokens, int64_t number, float value, int32_t token) {
-  int64_t place = number - 1;
-  for (; place && best[place - 1] < value; --place) {
-    best[place] = best[place - 1];
-    tokens[place] = tokens[place - 1];
+static void insert_candidate(float *best, int32_t *tokens, int64_t number, float value, int32_t token) {
+  int64_t rank = number - 1;
+  for (; rank && best[rank - 1] < value; --rank) {
+    best[rank] = best[rank - 1];
+    tokens[rank] = tokens[rank - 1];
   }
-  best[place] = value;
-  tokens[place] = token;
+  best[rank] = value;
+  tokens[rank] = token;
 }
 
-// How many tokens of each row there may be in the end.
-static int64_t best_number(const Search *search) {
+// Beam search looks at this many continuations of a sentence in all, so a row needs at most as many.
+static int64_t candidate_count(const Search *search) {
   int64_t number = search->is_beam_search ? (search->end_count > 1 ? 1 + search->end_count : 2) * search->beams : 1;
-  return least(number, search->logits->out);
+  return min_of(number, search->logits->out);
 }
 
-// Logits of tokens from `first` on without those that rules forbid after `length` tokens.
-static void forbid(const Search *search, int64_t length, int64_t first, int64_t count, float *logits) {
+// A forbidden token gets the logit −∞. `logits` begins at the token `first`, as the vocabulary is taken in blocks.
+static void mask_forbidden(const Search *search, int64_t length, int64_t first, int64_t count, float *logits) {
   for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
     for (int64_t i = 0; rule->first_length <= length && length < rule->last_length && i < rule->count; ++i)
       if (first <= rule->tokens[i] && rule->tokens[i] < first + count) logits[rule->tokens[i] - first] = -INFINITY;
 }
 
-// For rows of `length` tokens: the best next ones, falling, in `work->best`, and of beams their log P.
-static void find_best(const Search *search, const Work *work, int64_t rows, int64_t length) {
+// The vocabulary is taken in blocks, so that logits stay in the cache: `work->best` keeps the best so far, falling.
+// Beams need log P, whose sum is carried from block to block.
+static void find_best_tokens(const Search *search, const Work *work, int64_t rows, int64_t length) {
   const Linear *map = search->logits;
-  int64_t number = best_number(search);
+  int64_t number = candidate_count(search);
   const Rule *forced = NULL;
   for (int64_t i = 0; i < rows * number; ++i) work->best[i] = -INFINITY, work->best_tokens[i] = 0;
   for (int64_t r = 0; r < rows; ++r) work->largest[r] = -INFINITY, work->sum[r] = 0;
@@ -795,7 +805,7 @@ static void find_best(const Search *search, const Work *work, int64_t rows, int6
     if (rule->is_forced && rule->first_length <= length && length < rule->last_length) forced = rule;
   if (forced) {
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < least(forced->count, number); ++i) {
+      for (int64_t i = 0; i < min_of(forced->count, number); ++i) {
         work->best[r * number + i] = search->is_renormalized ? -logf((float)forced->count) : 0;
         work->best_tokens[r * number + i] = forced->tokens[i];
       }
@@ -803,28 +813,28 @@ static void find_best(const Search *search, const Work *work, int64_t rows, int6
   }
   Input input = input_of(work, map, work->y, work->width, rows);
   for (int64_t first = 0; first < map->out; first += COLUMNS) {
-    int64_t count = least(COLUMNS, map->out - first);
+    int64_t count = min_of(COLUMNS, map->out - first);
     multiply_some(map, first, first + count, input, rows, work->logits, COLUMNS);
     if (search->shown_logits) memcpy(search->shown_logits + first, work->logits, count * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) {
       float *logits = work->logits + r * COLUMNS, *best = work->best + r * number;
       for (int64_t j = count; j < round_up(count, LANES); ++j) logits[j] = -INFINITY;
-      if (search->is_renormalized) forbid(search, length, first, count, logits);
+      if (search->is_renormalized) mask_forbidden(search, length, first, count, logits);
       if (search->is_beam_search) {
-        vec most = LOAD(logits), sums = all(0);
-        for (int64_t j = LANES; j < count; j += LANES) most = either(LOAD(logits + j) > most, LOAD(logits + j), most);
+        vec most = LOAD(logits), sums = splat(0);
+        for (int64_t j = LANES; j < count; j += LANES) most = blend(LOAD(logits + j) > most, LOAD(logits + j), most);
         float largest = work->largest[r];
         for (int lane = 0; lane < LANES; ++lane) largest = most[lane] > largest ? most[lane] : largest;
         for (int64_t j = 0; j < count; j += LANES) sums += exp_of(LOAD(logits + j) - largest);
         if (largest > -INFINITY) work->sum[r] = work->sum[r] * expf(work->largest[r] - largest) + sum_of(sums);
         work->largest[r] = largest;
       }
-      if (!search->is_renormalized) forbid(search, length, first, count, logits);
+      if (!search->is_renormalized) mask_forbidden(search, length, first, count, logits);
       for (int64_t j = 0; j < count; j += LANES)
         for (uint32_t bits = greater_bits(LOAD(logits + j), best[number - 1]); bits; bits &= bits - 1) {
-          int64_t place = j + __builtin_ctz(bits);
-          if (logits[place] > best[number - 1])
-            insert(best, work->best_tokens + r * number, number, logits[place], (int32_t)(first + place));
+          int64_t column = j + __builtin_ctz(bits);
+          if (logits[column] > best[number - 1])
+            insert_candidate(best, work->best_tokens + r * number, number, logits[column], (int32_t)(first + column));
         }
     }
   }
@@ -841,8 +851,8 @@ static int is_end(const Search *search, int32_t token) {
   return 0;
 }
 
-// A sentence of greedy search after a step: `length` tokens are known, and one more now.
-static void go_on_greedily(const Search *search, int64_t sentence, int64_t length, int32_t token) {
+// While searching, tokens lie by step; a result is one row, so its tokens are copied when the sentence ends.
+static void advance_greedily(const Search *search, int64_t sentence, int64_t length, int32_t token) {
   search->tokens[length * search->sentences + sentence] = token;
   if (!is_end(search, token) && length + 1 < search->max_length) return;
   search->is_done[sentence] = 1;
@@ -851,60 +861,61 @@ static void go_on_greedily(const Search *search, int64_t sentence, int64_t lengt
     search->results[sentence * search->longest + p] = search->tokens[p * search->sentences + sentence];
 }
 
-// Put a hypothesis among the finished ones, whose last is lost.
-static void finish(const Search *search, int64_t sentence, const int32_t *rows, int64_t parent, int64_t length,
+// Finished translations are kept in order, so that the worst one is the last, and is lost.
+static void insert_finished(const Search *search, int64_t sentence, const int32_t *rows, int64_t parent, int64_t length,
                    int32_t token, float score) {
-  int64_t beams = search->beams, all_rows = search->sentences * beams, place = beams - 1;
+  int64_t beams = search->beams, all_rows = search->sentences * beams, rank = beams - 1;
   float *scores = search->finished_scores + sentence * beams;
   int32_t *lengths = search->finished_lengths + sentence * beams;
   int32_t *finished = search->finished + sentence * beams * search->longest;
-  for (; place && scores[place - 1] < score; --place) {
-    scores[place] = scores[place - 1];
-    lengths[place] = lengths[place - 1];
-    memcpy(finished + place * search->longest, finished + (place - 1) * search->longest,
-           lengths[place] * sizeof(int32_t));
+  for (; rank && scores[rank - 1] < score; --rank) {
+    scores[rank] = scores[rank - 1];
+    lengths[rank] = lengths[rank - 1];
+    memcpy(finished + rank * search->longest, finished + (rank - 1) * search->longest,
+           lengths[rank] * sizeof(int32_t));
   }
-  scores[place] = score;
-  lengths[place] = (int32_t)(length + 1);
+  scores[rank] = score;
+  lengths[rank] = (int32_t)(length + 1);
   for (int64_t p = 0; p < length - 1; ++p)
-    finished[place * search->longest + p] = search->tokens[p * all_rows + rows[p]];
-  finished[place * search->longest + length - 1] = search->tokens[(length - 1) * all_rows + parent];
-  finished[place * search->longest + length] = token;
+    finished[rank * search->longest + p] = search->tokens[p * all_rows + rows[p]];
+  finished[rank * search->longest + length - 1] = search->tokens[(length - 1) * all_rows + parent];
+  finished[rank * search->longest + length] = token;
 }
 
-// A sentence of beam search after a step, by the rules of transformers: its best continuations go on or are finished.
-static void go_on(const Search *search, int64_t sentence, int64_t length, const float *best, const int32_t *tokens) {
+// It follows the rules of transformers' beam search to the letter, so that both give the same translation.
+static void advance_beams(const Search *search, int64_t sentence, int64_t length, const float *best,
+                          const int32_t *tokens) {
   int64_t beams = search->beams, all_rows = search->sentences * beams, first = sentence * beams;
-  int64_t width = best_number(search), longest = search->longest, kept = 0, seen = 0;
+  int64_t width = candidate_count(search), longest = search->longest, kept = 0, seen = 0;
   int64_t number = (search->end_count > 1 ? 1 + search->end_count : 2) * beams;
   const int32_t *old = search->ancestors + (length & 1) * all_rows * longest;
   int32_t *new = search->ancestors + ((length + 1) & 1) * all_rows * longest;
-  int64_t places[beams], parents[beams];
+  int64_t next_ranks[beams], parents[beams];
   float kept_scores[beams];
   int32_t kept_tokens[beams];
-  for (int64_t b = 0; b < beams; ++b) places[b] = 0;
+  for (int64_t b = 0; b < beams; ++b) next_ranks[b] = 0;
   for (; seen < number; ++seen) {
     int64_t beam = -1;
     float score = 0;
     for (int64_t b = 0; b < beams; ++b) {
-      if (places[b] == width) continue;
-      float found = best[b * width + places[b]] + search->running_scores[first + b];
-      if (beam < 0 || found > score) beam = b, score = found;
+      if (next_ranks[b] == width) continue;
+      float total = best[b * width + next_ranks[b]] + search->running_scores[first + b];
+      if (beam < 0 || total > score) beam = b, score = total;
     }
     if (beam < 0) break;
-    int32_t token = tokens[beam * width + places[beam]++];
+    int32_t token = tokens[beam * width + next_ranks[beam]++];
     int64_t parent = first + beam;
     if (is_end(search, token) || length + 1 >= search->max_length) {
       float divided = score / search->penalties[length + 1 - search->prompt_len];
       if (seen < beams && divided > search->finished_scores[first + beams - 1])
-        finish(search, sentence, old + parent * longest, parent, length, token, divided);
+        insert_finished(search, sentence, old + parent * longest, parent, length, token, divided);
     } else if (kept < beams) {
       parents[kept] = parent;
       kept_tokens[kept] = token;
       kept_scores[kept++] = score;
     }
   }
-  for (int64_t b = kept; kept && b < beams; ++b)  // a vocabulary of a few tokens
+  for (int64_t b = kept; kept && b < beams; ++b)  // A small vocabulary may have fewer continuations than beams.
     parents[b] = parents[0], kept_tokens[b] = kept_tokens[0], kept_scores[b] = -INFINITY;
   for (int64_t b = 0; kept && b < beams; ++b) {
     memcpy(new + (first + b) * longest, old + parents[b] * longest, (length - 1) * sizeof(int32_t));
@@ -921,27 +932,28 @@ static void go_on(const Search *search, int64_t sentence, int64_t length, const 
   if (may_improve && !(is_full && search->early_stopping == EARLY_YES)) return;
   search->is_done[sentence] = 1;
   for (int64_t b = 0; b < search->returned; ++b) {
-    int64_t count = search->finished_lengths[first + b], place = sentence * search->returned + b;
-    search->result_lengths[place] = count;
-    for (int64_t p = 0; p < count; ++p) search->results[place * longest + p] = search->finished[(first + b) * longest + p];
+    int64_t count = search->finished_lengths[first + b], result = sentence * search->returned + b;
+    search->result_lengths[result] = count;
+    const int32_t *finished = search->finished + (first + b) * longest;
+    for (int64_t p = 0; p < count; ++p) search->results[result * longest + p] = finished[p];
   }
 }
 
 INLINE int64_t first_sentence(const Search *search, int64_t part) { return search->sentences * part / search->parts; }
 
-// Memory of a part, which is so long.
-static int64_t divide(const Search *search, int64_t part, float *scratch, Work *work) {
+// The same function sizes the memory and divides it, so that the two cannot disagree. It returns the size.
+static int64_t lay_out_scratch(const Search *search, int64_t part, float *scratch, Work *work) {
   float *start = scratch;
   int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1);
   int64_t decoder_rows = (last - first) * search->beams, rows = decoder_rows, keys = search->longest;
   int64_t tokens = search->starts[last] - search->starts[first];
-  if (rows < least(tokens, ENCODER_ROWS)) rows = least(tokens, ENCODER_ROWS);
+  if (rows < min_of(tokens, ENCODER_ROWS)) rows = min_of(tokens, ENCODER_ROWS);
   for (int64_t s = first; s < last; ++s) {
     int64_t length = search->starts[s + 1] - search->starts[s];
     rows = length > rows ? length : rows;
     keys = length > keys ? length : keys;
   }
-  int64_t width = round_up(search->width, 16), inner = round_up(search->inner, 16), number = best_number(search);
+  int64_t width = round_up(search->width, 16), inner = round_up(search->inner, 16), number = candidate_count(search);
   int64_t bytes = round_up(search->width > search->inner ? search->width : search->inner, 64);
   work->width = width;
   work->inner = inner;
@@ -969,20 +981,20 @@ static int64_t divide(const Search *search, int64_t part, float *scratch, Work *
   return scratch - start;
 }
 
-// Enough for the largest part.
+// All parts get as much as the largest one needs, so that a part's memory begins at a multiple of it.
 int64_t translate_scratch(const Search *search) {
   int64_t most = 0;
   Work work;
-  float any;  // address: only differences count, but NULL has none
+  float any;  // Only differences of addresses count, but arithmetic on NULL is undefined.
   for (int64_t part = 0; part < search->parts; ++part) {
-    int64_t size = divide(search, part, &any, &work);
+    int64_t size = lay_out_scratch(search, part, &any, &work);
     most = size > most ? size : most;
   }
   return most;
 }
 
-// Encode the source, and make keys and values of it for all layers.
-static void read_source(const Search *search, const Work *work, int64_t first, int64_t last) {
+// Keys and values of the source do not change while decoding, so they are made once for all layers.
+static void encode_source(const Search *search, const Work *work, int64_t first, int64_t last) {
   int64_t padded = work->width, source_tokens = search->starts[search->sentences];
   for (int64_t s = first; s < last;) {
     int64_t end = s + 1, begin = search->starts[s];
@@ -1000,15 +1012,16 @@ static void read_source(const Search *search, const Work *work, int64_t first, i
   }
 }
 
-// Go on with a part until its sentences are done, or the cache or the positions are full.
+// A part stops when its sentences are done, or when the cache or the positions are full: Python then makes larger ones
+// and calls again.
 static void translate_part(const Search *search, int64_t part, float *scratch) {
   Work work;
-  memset(scratch, 0, divide(search, part, scratch, &work) * sizeof(float));  // behind the last number of a row are zeros
+  memset(scratch, 0, lay_out_scratch(search, part, scratch, &work) * sizeof(float));  // Rows must end with zeros.
   work.is_broken = search->is_broken + part;
   int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1), beams = search->beams;
-  int64_t number = best_number(search), length = search->lengths[part];
+  int64_t number = candidate_count(search), length = search->lengths[part];
   if (length == 0) {
-    read_source(search, &work, first, last);
+    encode_source(search, &work, first, last);
     length = 1;
   }
   for (;;) {
@@ -1021,12 +1034,12 @@ static void translate_part(const Search *search, int64_t part, float *scratch) {
     if (rows == 0 || length > search->capacity || length > search->positions) break;
     decode(search, &work, rows, length - 1);
     if (length >= search->prompt_len) {
-      find_best(search, &work, rows, length);
+      find_best_tokens(search, &work, rows, length);
       for (int64_t i = 0; i < rows / beams; ++i) {
         const float *best = work.best + i * beams * number;
         const int32_t *tokens = work.best_tokens + i * beams * number;
-        if (search->is_beam_search) go_on(search, work.sentences[i], length, best, tokens);
-        else go_on_greedily(search, work.sentences[i], length, tokens[0]);
+        if (search->is_beam_search) advance_beams(search, work.sentences[i], length, best, tokens);
+        else advance_greedily(search, work.sentences[i], length, tokens[0]);
       }
     }
     ++length;
@@ -1034,7 +1047,7 @@ static void translate_part(const Search *search, int64_t part, float *scratch) {
   search->lengths[part] = length;
 }
 
-// Called for some of the parts.
+// PyTorch gives each thread a range of parts.
 void translate(int64_t begin, int64_t end, void *context) {
   const Search *search = context;
   for (int64_t part = begin; part < end; ++part)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from . import ACTIVATIONS as ELEMENTWISE
 from . import Structure, _fields
 
-# in the order of decoder.c
+# The order is that of decoder.c, because C gets an index.
 NORMS = ("none", "layer", "rms", "unit_length")
 ACTIVATIONS = (
     *(*ELEMENTWISE, "step"),

@@ -1,38 +1,38 @@
 // Copyright 2026 the reluformers authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norms of rows on a processor, forward and backward, each in one pass over memory.
+// Norms of rows on a CPU, forward and backward, each in one pass over memory.
 //
 //     y = a ⊙ x / ρ,   a = g ⊙ σ(w⊙x), g or 1,   ρ = √(mean(x²) + ε), or max(‖x‖, ε) and 1 at x = 0
 //
-// Torch's own threads call `norm_forward` and `norm_backward`, `__init__.py` fills `Norm`.
+// `__init__.py` fills `Norm`, and PyTorch's own threads call `norm_forward` and `norm_backward`.
 #include <math.h>
 
 #include "vectors.h"
 
 typedef struct {
   const void *input, *grad_output;
-  void *output;                   // of the backward pass: the gradient of x
-  const float *gain, *gate;       // g and w [width], or NULL
-  float *grad_gain, *grad_gate;   // [parts, width], or NULL
-  float *scratch;                 // [parts, scratch_size]
+  void *output;                   // The backward pass writes the gradient of x here.
+  const float *gain, *gate;       // They are g and w [width], or NULL.
+  float *grad_gain, *grad_gate;   // They have the shape [parts, width], or are NULL.
+  float *scratch;                 // It has the shape [parts, scratch_size].
   int64_t scratch_size, rows, width;
-  int64_t parts;                  // of the rows, each with sums of its own
+  int64_t parts;                  // Each part of the rows has its own sums, so that threads never wait.
   float eps;
   int32_t is_mean, is_bfloat16;
 } Norm;
 
-INLINE void *place_of(const Norm *norm, const void *states, int64_t row) {
+INLINE void *row_pointer(const Norm *norm, const void *states, int64_t row) {
   return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
 }
 
-// 1/ρ, and what minus its derivative by ½·Σ x² has beyond 1/ρ²
+// Both passes need 1/ρ. The backward pass needs its derivative too: d(1/ρ)/d(½·Σ x²) = −slope/ρ².
 typedef struct {
   float factor, slope;
 } Scale;
 
 INLINE Scale scale_of(const Norm *norm, const void *row, int is_bfloat16) {
-  vec squares = all(0);
+  vec squares = splat(0);
   for (int64_t d = 0; d < norm->width; d += LANES) {
     vec x = read_vector(is_bfloat16, row, d, norm->width);
     squares += x * x;
@@ -47,24 +47,25 @@ INLINE Scale scale_of(const Norm *norm, const void *row, int is_bfloat16) {
 }
 
 INLINE void forward_row(const Norm *norm, int64_t row, int is_bfloat16, int has_gain, int has_gate) {
-  const void *input = place_of(norm, norm->input, row);
+  const void *input = row_pointer(norm, norm->input, row);
   Scale scale = scale_of(norm, input, is_bfloat16);
   for (int64_t d = 0; d < norm->width; d += LANES) {
     vec x = read_vector(is_bfloat16, input, d, norm->width), y = x * scale.factor;
     if (has_gain) y *= LOAD(norm->gain + d);
     if (has_gate) y *= sigmoid_of(LOAD(norm->gate + d) * x);
-    write_vector(is_bfloat16, place_of(norm, norm->output, row), d, norm->width, y);
+    write_vector(is_bfloat16, row_pointer(norm, norm->output, row), d, norm->width, y);
   }
 }
 
-// `direct` is memory for the gradient of x that does not come by way of ρ.
+// `direct` holds the gradient of x at a constant ρ, because the part that comes through ρ needs a sum over the row
+// first.
 INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *grad_gain, float *grad_gate,
                          int is_bfloat16, int has_gain, int has_gate) {
-  const void *input = place_of(norm, norm->input, row), *grad_output = place_of(norm, norm->grad_output, row);
+  const void *input = row_pointer(norm, norm->input, row), *grad_output = row_pointer(norm, norm->grad_output, row);
   Scale scale = scale_of(norm, input, is_bfloat16);
-  vec dot = all(0);
+  vec dot = splat(0);
   for (int64_t d = 0; d < norm->width; d += LANES) {
-    vec x = read_vector(is_bfloat16, input, d, norm->width), of_input = all(0);
+    vec x = read_vector(is_bfloat16, input, d, norm->width), of_input = splat(0);
     vec grad = read_vector(is_bfloat16, grad_output, d, norm->width);
     if (has_gain) {
       vec gain = LOAD(norm->gain + d), of_gain = grad * x * scale.factor;
@@ -81,14 +82,14 @@ INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *gr
     dot += grad * x;
     STORE(direct + d, grad * scale.factor + of_input);
   }
-  float share = sum_of(dot) * scale.factor * scale.slope * scale.factor;  // in this order: factor³ may be no float
+  float share = sum_of(dot) * scale.factor * scale.slope * scale.factor;  // In another order factor³ may overflow.
   for (int64_t d = 0; d < norm->width; d += LANES) {
     vec x = read_vector(is_bfloat16, input, d, norm->width);
-    write_vector(is_bfloat16, place_of(norm, norm->output, row), d, norm->width, LOAD(direct + d) - x * share);
+    write_vector(is_bfloat16, row_pointer(norm, norm->output, row), d, norm->width, LOAD(direct + d) - x * share);
   }
 }
 
-// CALL(is_bfloat16, has_gain, has_gate), compiled for each
+// Constant flags let the compiler make a loop without branches for each kind of norm.
 #define BY_KIND(CALL) \
   switch (norm->is_bfloat16 * 3 + (norm->gain != NULL) + (norm->gate != NULL)) { \
     case 0: CALL(0, 0, 0); break; \
