@@ -269,7 +269,7 @@ def make_mask(
 
 
 def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last place of the text at each place of a row, of numbers of texts [batch or 1, length]."""
+    """The first and the last position of the text at each position of a row [batch or 1, length] of numbers of texts."""
     return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 
@@ -313,8 +313,8 @@ def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
         parts = _flatten(values["mask_function"])
         return None if parts is None else [*parts, ("remapped", {})]
     if maker == "and_masks":
-        found = [_flatten(part) for part in values["mask_functions"]]
-        return None if None in found else [part for parts in found for part in parts]
+        flattened = [_flatten(part) for part in values["mask_functions"]]
+        return None if None in flattened else [part for parts in flattened for part in parts]
     return None
 
 

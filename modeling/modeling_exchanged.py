@@ -51,10 +51,10 @@ class ExchangeableAttention(InterfaceAttention):
         """
         if SUBMODULE not in module._modules:
             raise ValueError(f"{type(module).__name__} has no exchanged attention: open its model by from_pretrained")
-        found = module._modules[SUBMODULE]
-        if found is None:
+        attention = module._modules[SUBMODULE]
+        if attention is None:
             return super().forward(module, *states, **keywords)
-        return found(Caller(module), *states, **keywords)
+        return attention(Caller(module), *states, **keywords)
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
@@ -303,14 +303,14 @@ def extend_tp_plan(model: PreTrainedModel) -> None:
 
 
 def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
-    found = getattr(transformers, str(config.base_class), None)
-    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-    if not is_model or found.config_class is not type(config.base_config()):
+    base_class = getattr(transformers, str(config.base_class), None)
+    is_model = isinstance(base_class, type) and issubclass(base_class, PreTrainedModel)
+    if not is_model or base_class.config_class is not type(config.base_config()):
         raise ValueError(
             f"ExchangedConfig.base_class is {config.base_class!r}, but must be a model of transformers of the type "
             f"{config.base_type!r}"
         )
-    return found
+    return base_class
 
 
 def base_with(config: ExchangedConfig) -> PreTrainedConfig:
