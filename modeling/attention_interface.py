@@ -269,7 +269,7 @@ def make_mask(
 
 
 def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last position of the text at each position of a row [batch or 1, length] of numbers of texts."""
+    """The first and last position of the text at each position of a row, by numbers of texts [batch or 1, length]."""
     return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 

@@ -427,12 +427,12 @@ def guard_models() -> None:
             self._supports_flash_attn = False  # Continuous batching would take flash attention instead.
         else:
             self.__dict__.pop("_supports_flash_attn", None)
-        found = check(self, requested_attention, is_init_check)
+        implementation = check(self, requested_attention, is_init_check)
         if not is_init_check:  # transformers 5.17 forgets the copies of a configuration that parts may have.
             for part in self.modules():
                 if isinstance(part, PreTrainedModel) and type(part.config) is type(self.config):
-                    part.config._attn_implementation_internal = found
-        return found
+                    part.config._attn_implementation_internal = implementation
+        return implementation
 
     PreTrainedModel._from_config = classmethod(_from_config)
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation

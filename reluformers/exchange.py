@@ -74,10 +74,10 @@ def exchange_attention(
         raise ValueError("the model has an attention by name, which other modules would lose: set 'sdpa', or no sites")
     modules = {name: _sizes(module) for name, module in chosen.items()}
     model.config.exchanged = {"attention": config.to_dict(), "modules": modules}
-    places = [_place_of(module) for module in chosen.values()]
+    devices_and_dtypes = [_place_of(module) for module in chosen.values()]
     attach(model)
-    for module, place in zip(chosen.values(), places, strict=True):
-        added = getattr(module, SUBMODULE).to(**place)
+    for module, device_and_dtype in zip(chosen.values(), devices_and_dtypes, strict=True):
+        added = getattr(module, SUBMODULE).to(**device_and_dtype)
         added.train(module.training)
         if added.scale is not None and config.score == "dot":
             own, scaling = _scalings_of(module)

@@ -66,7 +66,7 @@ def atomic_directory(path: str | os.PathLike, *sources: str | os.PathLike, overw
     target = Path(os.path.realpath(path))
     names = os.listdir(target) if target.exists() else []
     # A source may be a link, so both the link and its target must stay.
-    read = [place for one in map(Path, sources) for place in (one.parent.resolve() / one.name, one.resolve())]
+    read = [form for one in map(Path, sources) for form in (one.parent.resolve() / one.name, one.resolve())]
     kept = [*target.rglob("trainer_state.json"), *(one for one in read if one.exists() and one.is_relative_to(target))]
     if names and (not overwrite or kept or ".git" in names or MARK not in names):
         raise ValueError(f"{path}: is not empty; choose another folder, or, if a command wrote it, give --overwrite")

@@ -24,10 +24,10 @@ class Paper(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an attention comes from: a paper and the place in it."""
+    """Where an attention comes from: a paper and the passage in it."""
 
     paper: Paper
-    place: str
+    passage: str
 
 
 def _read_papers() -> dict[str, Paper]:
@@ -64,12 +64,12 @@ _OF_FAMILIES = {
 
 
 def attention_source(attention: AttentionConfig, config: PreTrainedConfig) -> Source:
-    """Paper and place of an attention; of one that is no preset, those of the preset that its family starts from."""
+    """Paper and passage of an attention; of one that is no preset, those of the preset that its family starts from."""
     preset = attention.preset_name
     if preset is not None:
         return _OF_FAMILIES.get((preset, config.model_type), _PRESETS[preset])
     source = _PRESETS[type(config).attention]
-    return Source(source.paper, f"a variant of {source.place}; its formula is below")
+    return Source(source.paper, f"a variant of {source.passage}; its formula is below")
 
 
 def formula(attention: AttentionConfig, head_dim: int) -> list[str]:

@@ -36,7 +36,7 @@ class _Block:
     """Weights of some queries of some heads for some keys that these may see."""
 
     number: int
-    place: tuple[int, slice, slice]  # row of the batch, heads, queries
+    index: tuple[int, slice, slice]  # row of the batch, heads, queries
     keys: slice
     key: Tensor  # [heads, keys, head_dim]
     value: Tensor
@@ -45,13 +45,13 @@ class _Block:
 
     def take(self, states: Tensor) -> Tensor:
         """Numbers of these queries, in the dtype of products    [heads, queries, width]."""
-        return states[self.place].to(self.key.dtype)
+        return states[self.index].to(self.key.dtype)
 
     def weights(self, scores: Tensor, query: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [heads, queries, keys]."""
         of_rows = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
         if of_rows is not None:  # Weights near 0 are differences of large numbers.
-            of_rows = of_rows.expand(query.shape[:3])[self.place][..., None]
+            of_rows = of_rows.expand(query.shape[:3])[self.index][..., None]
             scores = (at_least_float32(scores) - of_rows).to(scores.dtype)
         elif options.learned_threshold is not None:
             scores -= options.learned_threshold
@@ -215,10 +215,10 @@ def blockwise_forward(
         # Statistics are of weights before dropout, as in the reference.
         if sums:
             for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=True):
-                total[block.place].add_(numbers)
+                total[block.index].add_(numbers)
         if options.dropout > 0:
             weights = weights * block.keep(weights, options)
-        output[block.place].add_(torch.bmm(weights, block.value))
+        output[block.index].add_(torch.bmm(weights, block.value))
     if options.row_factors is not None:
         output *= options.row_factors[:, None, :, None]
     output = output.to(query.dtype)
@@ -228,13 +228,13 @@ def blockwise_forward(
 def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
     """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
     wide, key = wide_dtype(query.dtype), _for_each_head(query, key)
-    found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
+    thresholds = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
     for block in _blocks(query, key, key, options, has_all_keys=True):
         scores = torch.bmm(block.take(query) * options.scale, block.key.transpose(1, 2)).to(wide)
         if block.mask is not None or block.diagonal is not None:
             scores.masked_fill_(block.hide(torch.ones_like(scores)) == 0, -torch.inf)
-        found[block.place] = _find_thresholds(scores, options.activation).squeeze(-1)
-    return found
+        thresholds[block.index] = _find_thresholds(scores, options.activation).squeeze(-1)
+    return thresholds
 
 
 def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
@@ -282,7 +282,7 @@ def blockwise_backward(
     is_of_rows = _has_thresholds_of_rows(options)
     grad_threshold = query.new_zeros(query.shape[:3] if is_of_rows else (), dtype=wide)
     for block in _blocks(query, key, value, options):
-        (row, some, _), scaled, grad_states = block.place, block.take(query) * options.scale, block.take(grad_output)
+        (row, some, _), scaled, grad_states = block.index, block.take(query) * options.scale, block.take(grad_output)
         weights, scores = block.weights(scratch.bmm(scaled, block.key.transpose(1, 2)), query, options)
         keep = block.keep(weights, options) if options.dropout > 0 else None
         dropped = weights if keep is None else weights * keep
@@ -299,11 +299,11 @@ def blockwise_backward(
         else:
             grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)
         if is_of_rows:
-            grad_threshold[block.place].sub_(grad_scores.sum(-1, dtype=wide))
+            grad_threshold[block.index].sub_(grad_scores.sum(-1, dtype=wide))
         elif options.learned_threshold is not None:
             grad_threshold -= grad_scores.sum(dtype=wide)
         grad_key[row, some, :, block.keys].add_(small_scratch.bmm(scaled.transpose(1, 2), grad_scores))
-        grad_query[block.place].add_(torch.bmm(grad_scores, block.key))
+        grad_query[block.index].add_(torch.bmm(grad_scores, block.key))
     if groups > 1:
         grad_key, grad_value = (total.unflatten(1, (-1, groups)).sum(2) for total in (grad_key, grad_value))
     grads = [total.to(query.dtype) for total in (grad_query.mul_(options.scale), grad_key.mT, grad_value.mT)]

@@ -30,8 +30,8 @@ def _find_native() -> ModuleType | None:
     # Who sets the variable trusts the repository that it names.
     native = get_kernel(name, version=NATIVE_INTERFACE, backend="cpu", trust_remote_code=True).native
     if native.INTERFACE != NATIVE_INTERFACE:
-        found = f"whose compiled code is of version {native.INTERFACE}, but must be of {NATIVE_INTERFACE}"
-        raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, {found}")
+        version = f"whose compiled code is of version {native.INTERFACE}, but must be of {NATIVE_INTERFACE}"
+        raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, {version}")
     return native
 
 

@@ -140,17 +140,17 @@ class Translator:
         if torch.is_autocast_enabled("cpu") or _is_torch_changed():
             raise Unknown("autocast, a default dtype or device, or a hook of every module")
         try:
-            found = vars(model).get(_KEPT)
-            if found is None or not found.is_current(model):
-                found = vars(model)[_KEPT] = cls(model)
+            translator = vars(model).get(_KEPT)
+            if translator is None or not translator.is_current(model):
+                translator = vars(model)[_KEPT] = cls(model)
         except Unknown:
             vars(model).pop(_KEPT, None)  # It would keep the weights in memory.
             raise
-        if found.refusal is not None:
-            raise Unknown(found.refusal)
-        for compute, numbers in found.derived:
+        if translator.refusal is not None:
+            raise Unknown(translator.refusal)
+        for compute, numbers in translator.derived:
             numbers.copy_(compute())
-        return found
+        return translator
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether each module and the memory of each weight is what it was."""
@@ -600,7 +600,7 @@ class _Seen(NamedTuple):
     module: nn.Module
     kind: type
     children: dict[str, nn.Module | None]
-    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]  # owner, name, tensor, place, shape, dtype
+    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]  # owner, name, tensor, address, shape, dtype
     settings: list[tuple[str, Any]]  # numbers and names among its attributes
     size: int | None  # the number of its attributes, if that never grows
 
@@ -616,13 +616,13 @@ class _Seen(NamedTuple):
                 return False
         return all(own.get(name) is value for name, value in self.settings) and all(
             owner.get(name) is tensor
-            and (not has_same_memory or tensor.data_ptr() == place)
+            and (not has_same_memory or tensor.data_ptr() == address)
             and tensor.shape == shape
             and tensor.dtype == dtype
             and tensor.is_contiguous()
             and tensor.is_cpu
             and type(tensor) in (Tensor, nn.Parameter)
-            for owner, name, tensor, place, shape, dtype in self.tensors
+            for owner, name, tensor, address, shape, dtype in self.tensors
         )
 
     def structure(self) -> tuple:
@@ -635,13 +635,13 @@ def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     own, kind = vars(module), type(module)
     is_replaced = not is_model and any(callable(getattr(kind, name, None)) for name in own)
     is_known = kind in _OF_TORCH or kind.__module__.startswith(_OWN)
-    found = _tensors_of(module)
-    is_known &= all(tensor.layout is torch.strided and tensor.dtype in _DTYPES for *_, tensor in found)
+    owned = _tensors_of(module)
+    is_known &= all(tensor.layout is torch.strided and tensor.dtype in _DTYPES for *_, tensor in owned)
     if is_replaced or not is_known or any(isinstance(value, Tensor) for value in own.values()):
         raise Unknown(kind.__name__)
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         raise Unknown("an embedding that shortens its rows")
-    tensors = [(*one, one[-1].data_ptr(), one[-1].shape, one[-1].dtype) for one in found]
+    tensors = [(*one, one[-1].data_ptr(), one[-1].shape, one[-1].dtype) for one in owned]
     settings = [(name, value) for name, value in own.items() if type(value) in (bool, int, float, str, type(None))]
     settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
     size = None if is_model or kind is PackedLinear else len(own)  # Both gain attributes in use.

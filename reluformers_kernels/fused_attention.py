@@ -71,7 +71,7 @@ def _rectified(options: PassOptions, thresholds: Tensor | None = None) -> PassOp
 
 
 def _run_forward(query, key, value, computation, options) -> tuple[Tensor | None, ...]:
-    """The output, the statistics that are needed, and the thresholds that were found."""
+    """The output, the statistics that are needed, and the thresholds that were solved for."""
     forward, _, find_thresholds = _passes(computation)
     # The operands have one dtype by now, and autocast would also round the sums inside.
     with without_autocast(query.device.type):
@@ -268,7 +268,7 @@ def rectified_attention(
         causal_offset: None for key_len − query_len: the queries are the last tokens, as with a cache.
         first_keys, last_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees
             only the keys first_keys_i ≤ j ≤ last_keys_i, others are skipped: i + causal_offset − w + 1 is the first of
-            a window of w keys; first and last place of its text where a row is packed with texts. None for no such
+            a window of w keys; first and last position of its text where a row is packed with texts. None for no such
             bound.
         normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
             alone. A row whose sum is 0 gives 0.
@@ -329,12 +329,12 @@ def rectified_attention(
         if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would start one more kernel on a GPU.
             counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
-    found = None
+    result = None
     if query.is_floating_point():
-        found = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
-    if found is None:
+        result = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
+    if result is None:
         raise ValueError("shapes, dtypes or devices of query, key, value, key_padding_mask or bounds do not fit")
-    output, *statistics = found
+    output, *statistics = result
     return (output, RowStatistics(*statistics)) if return_stats else output
 
 

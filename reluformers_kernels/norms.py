@@ -114,8 +114,8 @@ class _Norm(torch.autograd.Function):
         if torch.is_grad_enabled():  # Somebody wants gradients of these gradients.
             trained = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
             output = ctx.plain(*inputs, *ctx.options)
-            found = iter(torch.autograd.grad(output, trained, grad_output, create_graph=True))
-            return *(next(found) if is_needed else None for is_needed in needed), None, None, None
+            gradients = iter(torch.autograd.grad(output, trained, grad_output, create_graph=True))
+            return *(next(gradients) if is_needed else None for is_needed in needed), None, None, None
         run = _backward_operator if is_dispatched() else _run_backward
         grads = run(grad_output, *inputs, *ctx.options)
         grads = (

@@ -45,7 +45,8 @@ _FOREVER = 2**31
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
 # With these options, `generate` prepares something else each time.
 _OTHER_CALLS = ("custom_generate", "encoder_outputs")
-# of a thread: `source`, the tokens of the call that `generate` prepares, and `found`, options and prompt of its search
+# Each thread has its own: `source`, the tokens that `generate` prepares, and `search`, the options and prompt of its
+# search.
 _SEARCHING = threading.local()
 logger = logging.getLogger(__name__)
 
@@ -76,32 +77,32 @@ class SearchMixin(GenerationMixin):
         if args or self._is_replaced():
             return super().generate(inputs, generation_config, *args, **kwargs)
         call = Call(self, inputs, generation_config, kwargs)
-        found = call.repeat()
-        if found is None:
-            found = super().generate(inputs, generation_config, **kwargs, **call.encode())
+        tokens = call.repeat()
+        if tokens is None:
+            tokens = super().generate(inputs, generation_config, **kwargs, **call.encode())
             call.remember()
-        return found
+        return tokens
 
     def _sample(self, input_ids, **options):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
-        found = self._search_compiled(input_ids, options)
-        return super()._sample(input_ids, **options) if found is None else found
+        tokens = self._search_compiled(input_ids, options)
+        return super()._sample(input_ids, **options) if tokens is None else tokens
 
     def _beam_search(self, input_ids, **options):
         """Beam search by compiled code; what that does not know by transformers."""
-        found = self._search_compiled(input_ids, options)
-        return super()._beam_search(input_ids, **options) if found is None else found
+        tokens = self._search_compiled(input_ids, options)
+        return super()._beam_search(input_ids, **options) if tokens is None else tokens
 
     def _search_compiled(self, input_ids: Tensor, options: dict[str, Any]) -> Tensor | None:
         """Tokens by compiled code, or None where transformers searches, with `search_fallback` as the reason."""
         try:
-            found, reason = search(self, input_ids, **options), None
+            tokens, reason = search(self, input_ids, **options), None
         except Unknown as unknown:
-            found, reason = None, str(unknown)
+            tokens, reason = None, str(unknown)
         if reason is not None and reason != self.search_fallback:
             logger.info("transformers searches in place of compiled code: %s", reason)
         self.search_fallback = reason
-        return found
+        return tokens
 
 
 def search(
@@ -129,9 +130,9 @@ def search(
     if source is not None and source.shape == mask.shape:
         # PyTorch rounds states of bfloat16, so that a call without a mask would translate otherwise than one with it.
         states = source
-    found = translator.search(states, mask, input_ids, options)
-    _SEARCHING.found = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
-    return found
+    tokens = translator.search(states, mask, input_ids, options)
+    _SEARCHING.search = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
+    return tokens
 
 
 def explain_search(model: SearchMixin, **options: Any) -> str | None:
@@ -189,17 +190,17 @@ class Call:
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
         values = [value for part in (others, *configs) for value in part.values()]
         is_usual &= isinstance(ids, Tensor) and ids.dim() == 2 and ids.is_cpu and ids.dtype == torch.long
-        _SEARCHING.found, _SEARCHING.source = None, ids if is_usual else None
+        _SEARCHING.search, _SEARCHING.source = None, ids if is_usual else None
         is_usual = is_usual and isinstance(mask, Tensor) and ids.shape == mask.shape
         if is_usual and all(isinstance(value, _PLAIN) for value in values):
             self.key = others, configs, vars(model).get("_update_finished_beams")
             try:
                 with torch.no_grad():
-                    found = Translator.of(model)
+                    translator = Translator.of(model)
             except Unknown:  # The search itself says why.
                 return
-            if ids.shape[1] <= found.positions and are_tokens(ids, found.vocabularies[0]):
-                self.translator, self.source, self.mask = found, ids, mask.bool()
+            if ids.shape[1] <= translator.positions and are_tokens(ids, translator.vocabularies[0]):
+                self.translator, self.source, self.mask = translator, ids, mask.bool()
 
     def repeat(self) -> Tensor | None:
         """Tokens, or None if no such call was before, or something else has changed."""
@@ -228,8 +229,8 @@ class Call:
 
     def remember(self) -> None:
         """Keep what the call has come to, if it was a search of compiled code."""
-        if self.translator is not None and _SEARCHING.found is not None:
-            self.translator.known = copy.deepcopy(self.key[:2]) + self.key[2:], *_SEARCHING.found
+        if self.translator is not None and _SEARCHING.search is not None:
+            self.translator.known = copy.deepcopy(self.key[:2]) + self.key[2:], *_SEARCHING.search
 
 
 def find_options(

@@ -114,7 +114,7 @@ def triton_forward(
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
-    sums = [_empty_rows(query) if place < number else None for place in range(3)]
+    sums = [_empty_rows(query) if index < number else None for index in range(3)]
     # A scale above 0 leaves φ and multiplies the output once instead of every score.
     waits = can_scale_weights(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
@@ -167,9 +167,9 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
     Scores are products in float32, as those of `triton_forward`, so that there is no other θ for its sums.
     """
     query, key = (_with_dense_rows(states) for states in (query, key))
-    found = _empty_rows(query)
-    _launch("thresholds", options, (query, key), [found], (options.scale,), is_affine=True)
-    return found
+    thresholds = _empty_rows(query)
+    _launch("thresholds", options, (query, key), [thresholds], (options.scale,), is_affine=True)
+    return thresholds
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:

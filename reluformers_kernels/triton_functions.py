@@ -217,16 +217,16 @@ def head_of(states, batch_stride, head_stride, batch, head):
 
 
 @jit
-def find_place(length, heads, LENGTH: tl.constexpr, IS_LAST_FIRST: tl.constexpr):
+def find_tile(length, heads, LENGTH: tl.constexpr, IS_LAST_FIRST: tl.constexpr):
     """This program's head among all, batch row, head and first row. The longest if causal should go first."""
     tiles = tl.cdiv(length, LENGTH)
     program = tl.program_id(0)
-    place = program // tiles
+    batch_head = program // tiles
     tile = program % tiles
     # With causality the last queries see most keys. They begin first, so that nobody waits for one of them at the end.
     if IS_LAST_FIRST:
         tile = tiles - 1 - tile
-    return place, place // heads, place % heads, tile * LENGTH
+    return batch_head, batch_head // heads, batch_head % heads, tile * LENGTH
 
 
 @jit

@@ -3,8 +3,8 @@
 """Triton kernels of elementwise-activation attention; `triton_attention` has the formulas and starts them.
 
 Four kernels: the output and the thresholds by which rows sum to 1 by tiles of queries, gradients of keys and values
-by tiles of keys, gradients of queries by tiles of queries. No two programs write to one place, so nothing is added
-atomically. Scores never leave the registers.
+by tiles of keys, gradients of queries by tiles of queries. No two programs write to one address, so nothing is
+added atomically. Scores never leave the registers.
 
 All take tensors [batch, heads, length, head_dim]; float32 [batch, heads, positions] or None for each row statistic; r
 [batch or 1, positions], the key mask [batch, key_len], and first and last keys int32 [bound_batches, positions] as
@@ -18,8 +18,8 @@ from __future__ import annotations
 from .triton_functions import (
     activated,
     activated_and_rounded,
-    find_place,
     find_seen_keys,
+    find_tile,
     head_of,
     is_kept,
     jit,
@@ -54,7 +54,7 @@ def forward_kernel(
     """Output and statistics of one tile of queries."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
+    batch_head, batch, head, start = find_tile(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
@@ -102,7 +102,7 @@ def forward_kernel(
                 log_sum += tl.sum(weights * log_of(weights), 1)
                 count += tl.sum((weights != 0).to(tl.float32), 1)
             if seed is not None:
-                kept = is_kept(seed, place, rows, first, drop_below, KEYS)
+                kept = is_kept(seed, batch_head, rows, first, drop_below, KEYS)
                 weights = tl.where(kept, weights, 0.0)
             if IS_HALF:
                 weights *= factors[:, None]
@@ -112,15 +112,15 @@ def forward_kernel(
         output_tile *= factors[:, None]
     output = head_of(output, o0, o1 * GROUP, batch, head)
     store_tile(output, output_tile * output_scale, start, o2, o1, query_len, GROUP, HEAD_DIM)
-    store_statistic(row_sums, row_sum, place, rows, query_len, GROUP)
-    store_statistic(weighted_logs, log_sum, place, rows, query_len, GROUP)
-    store_statistic(nonzeros, count, place, rows, query_len, GROUP)
+    store_statistic(row_sums, row_sum, batch_head, rows, query_len, GROUP)
+    store_statistic(weighted_logs, log_sum, batch_head, rows, query_len, GROUP)
+    store_statistic(nonzeros, count, batch_head, rows, query_len, GROUP)
 
 
 @jit
 def threshold_kernel(
     query, key,
-    found,
+    thresholds,
     row_factors, key_padding_mask, seed, learned_threshold, first_keys, last_keys, row_thresholds,
     q0, q1, q2, k0, k1, k2, t0, t1, t2,
     threshold, scale,
@@ -132,7 +132,7 @@ def threshold_kernel(
 
     The first walk over the keys finds the largest score of each row; each further one is a step for all rows.
     """
-    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
+    batch_head, batch, head, start = find_tile(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     query, key = head_of(query, q0, q1 * GROUP, batch, head), head_of(key, k0, k1, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
@@ -176,7 +176,9 @@ def threshold_kernel(
         more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
         found_threshold += more
         steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # float32 can add nothing smaller to 1.
-    store_statistic(found, tl.where(is_null, float("inf"), lowest + found_threshold), place, rows, query_len, GROUP)
+    store_statistic(
+        thresholds, tl.where(is_null, float("inf"), lowest + found_threshold), batch_head, rows, query_len, GROUP
+    )
 
 
 @jit
@@ -193,7 +195,7 @@ def key_kernel(
     """Gradients of one tile of keys and values. Tiles of weights are transposed here: [KEYS, QUERIES]."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(key_len, heads, KEYS, False)
+    batch_head, batch, head, start = find_tile(key_len, heads, KEYS, False)
     keys = start + tl.arange(0, KEYS)
     seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
     if seed is not None:
@@ -237,12 +239,12 @@ def key_kernel(
             bounds = (lower, upper, first_keys, last_keys)
             passed = only_visible(passed, keys[:, None], last_seen, *bounds, IS_CAUSAL and phase == 0)
             if seed is not None:
-                kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
+                kept = tl.trans(is_kept(seed, batch_head, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
             grad_value_tile = tl.dot(passed.to(grad_tile.dtype), grad_tile, grad_value_tile, input_precision=PRECISION)
             if row_sum_grads is not None:
-                row_sum_grad = load_statistic(row_sum_grads, place, rows, query_len, GROUP)[None, :]
-                weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[None, :]
+                row_sum_grad = load_statistic(row_sum_grads, batch_head, rows, query_len, GROUP)[None, :]
+                weighted_log_grad = load_statistic(weighted_log_grads, batch_head, rows, query_len, GROUP)[None, :]
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             grads = only_visible(grads, keys[:, None], last_seen, *bounds, IS_CAUSAL and phase == 0)
@@ -267,7 +269,7 @@ def query_kernel(
     """Gradients of one tile of queries, and those of the threshold by query."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
+    batch_head, batch, head, start = find_tile(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
@@ -278,8 +280,8 @@ def query_kernel(
     grad_tile = load_tile(grad_output, start, o2, o1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
     factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)
     if row_sum_grads is not None:
-        row_sum_grad = load_statistic(row_sum_grads, place, rows, query_len, GROUP)[:, None]
-        weighted_log_grad = load_statistic(weighted_log_grads, place, rows, query_len, GROUP)[:, None]
+        row_sum_grad = load_statistic(row_sum_grads, batch_head, rows, query_len, GROUP)[:, None]
+        weighted_log_grad = load_statistic(weighted_log_grads, batch_head, rows, query_len, GROUP)[:, None]
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
@@ -303,7 +305,7 @@ def query_kernel(
                 scores = scores * scale - threshold
             weights = activated(scores, ACTIVATION)
             if seed is not None:
-                kept = is_kept(seed, place, rows, first, drop_below, KEYS)
+                kept = is_kept(seed, batch_head, rows, first, drop_below, KEYS)
                 grads = tl.where(kept, grads, 0.0)
             if row_sum_grads is not None or IS_HALF:
                 grads *= factors[:, None]
@@ -324,10 +326,10 @@ def query_kernel(
         grad_sum *= factors
     grad_query = head_of(grad_query, x0, x1 * GROUP, batch, head)
     store_tile(grad_query, grad_query_tile * grad_scale, start, x2, x1, query_len, GROUP, HEAD_DIM)
-    store_statistic(grad_rows, grad_sum, place, rows, query_len, GROUP)
+    store_statistic(grad_rows, grad_sum, batch_head, rows, query_len, GROUP)
 
 
 @jit
-def touch_kernel(place):
+def touch_kernel(address):
     """Write one number."""
-    tl.store(place, 1.0)
+    tl.store(address, 1.0)

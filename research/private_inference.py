@@ -146,7 +146,7 @@ def load(folder: str, data: str, rows: int) -> tuple[nn.Module, Tensor, list[int
 
 def plain_states(model: nn.Module, states: Tensor) -> tuple[list[Tensor], dict[nn.Module, float]]:
     """States after each layer, and the largest variance that each norm sees."""
-    found, variances = [], {}
+    after_layers, variances = [], {}
 
     def keep(module: nn.Module, inputs: tuple[Tensor]) -> None:
         variances[module] = inputs[0].var(-1, unbiased=False).max().item()
@@ -155,10 +155,10 @@ def plain_states(model: nn.Module, states: Tensor) -> tuple[list[Tensor], dict[n
         module.register_forward_pre_hook(keep)
     for layer in model.layers:
         states = layer(states, {"attention_mask": None, "attn_implementation": "eager"})[0]
-        found.append(states)
+        after_layers.append(states)
     if model.norm is not None:
         model.norm(states)
-    return found, variances
+    return after_layers, variances
 
 
 @mpc.run_multiprocess(world_size=2)
@@ -175,17 +175,17 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
         for layer, plain in zip(model.layers, expected, strict=True):
             states = private.layer(layer, states)
             errors.append((states.get_plain_text() - plain).abs().max().item())
-        found = {"errors": errors, "largest": [plain.abs().max().item() for plain in expected]}
+        record = {"errors": errors, "largest": [plain.abs().max().item() for plain in expected]}
         if head is not None:
             pooled = private.norm(model.norm, states).mean(1)
             with private.counter.part(HEAD):
                 logits = private.linear(head, pooled)
             answers, plain = logits.get_plain_text(), head(model.norm(expected[-1]).mean(1))
-            found["logits"] = (answers - plain).abs().max().item()
-            found["agree"] = (answers.argmax(-1) == plain.argmax(-1)).sum().item()
-            found["right"] = [(each.argmax(-1) == torch.tensor(labels)).sum().item() for each in (plain, answers)]
-    found |= {"rounds": private.counter.rounds, "bytes": private.counter.bytes, "shape": list(inputs.shape)}
-    return json.dumps(found)
+            record["logits"] = (answers - plain).abs().max().item()
+            record["agree"] = (answers.argmax(-1) == plain.argmax(-1)).sum().item()
+            record["right"] = [(each.argmax(-1) == torch.tensor(labels)).sum().item() for each in (plain, answers)]
+    record |= {"rounds": private.counter.rounds, "bytes": private.counter.bytes, "shape": list(inputs.shape)}
+    return json.dumps(record)
 
 
 def main(run: Callable = compare) -> None:
@@ -195,12 +195,12 @@ def main(run: Callable = compare) -> None:
     parser.add_argument("--rows", type=int, default=1, help="images, or lines of the text")
     options = parser.parse_args()
     for by_softmax in (False, True):
-        found = json.loads(run(options.model, options.data, options.rows, by_softmax)[0])
+        record = json.loads(run(options.model, options.data, options.rows, by_softmax)[0])
         print("softmax in its place" if by_softmax else "the model's own attention")
-        for part, rounds in found.pop("rounds").items():
-            print(f"    {part}: {rounds} rounds, {found['bytes'][part] / 1e6:.2f} MB")
-        found["bytes"] = sum(found["bytes"].values())
-        print("   ", json.dumps(found), flush=True)
+        for part, rounds in record.pop("rounds").items():
+            print(f"    {part}: {rounds} rounds, {record['bytes'][part] / 1e6:.2f} MB")
+        record["bytes"] = sum(record["bytes"].values())
+        print("   ", json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,11 +84,11 @@ def draw_row_sums() -> Figure:
         inputs = tokenizer(source, text_target=translation, return_tensors="pt")
         with torch.no_grad():
             output = model(**inputs, output_attentions=True)
-        for site, found in sums.items():
-            found += [weights.sum(-1).flatten() for weights in getattr(output, f"{site}_attentions")]
+        for site, row_sums in sums.items():
+            row_sums += [weights.sum(-1).flatten() for weights in getattr(output, f"{site}_attentions")]
     figure, panels = plt.subplots(1, 3, figsize=(7.5, 2.2), sharey=True, layout="constrained")
-    for axes, (site, found) in zip(panels, sums.items(), strict=True):
-        values = torch.cat(found).numpy()
+    for axes, (site, row_sums) in zip(panels, sums.items(), strict=True):
+        values = torch.cat(row_sums).numpy()
         axes.hist(values, bins=np.linspace(0, 4, 33), weights=np.full(len(values), 1 / len(values)), color=BLUE)
         axes.axvline(1, color="black", linestyle=":")
         axes.set(xlabel="row sum", title=f"{site}, mean {values.mean():.2f}")

@@ -109,10 +109,10 @@ def write_repository(folder: Path, flash: str | None = None) -> None:
     texts["native/__init__.py"] = source.read_text(encoding="utf-8")
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:12]
     with atomic_directory(folder) as new:
-        for place in (f"torch-ext/{package}", *(f"build/{variant}" for variant in VARIANTS.values())):
-            (new / place / "native").mkdir(parents=True)
+        for directory in (f"torch-ext/{package}", *(f"build/{variant}" for variant in VARIANTS.values())):
+            (new / directory / "native").mkdir(parents=True)
             for name, text in texts.items():
-                (new / place / name).write_text(text, encoding="utf-8")
+                (new / directory / name).write_text(text, encoding="utf-8")
         for backend, variant in VARIANTS.items():
             metadata = {"id": f"_{package}_{backend}_{digest}", "name": repository, "version": NATIVE_INTERFACE}
             metadata |= {"license": "Apache-2.0", "python-depends": [], "backend": {"type": backend}}

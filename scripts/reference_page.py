@@ -17,7 +17,7 @@ from reluformers_cli import all_commands
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Replace the markers of a page, as mkdocs asks for it."""
-    markdown = re.sub(r"<!-- fields (\S+) -->", lambda found: fields_of(found[1]), markdown)
+    markdown = re.sub(r"<!-- fields (\S+) -->", lambda match: fields_of(match[1]), markdown)
     return re.sub("<!-- commands -->", lambda _: "\n".join(map(command, all_commands())), markdown)
 
 
@@ -43,9 +43,9 @@ def fields_of(path: str) -> str:
     fields = {item.name: item for item in dataclasses.fields(owner)}
     arguments = inspect.cleandoc(owner.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
     rows = []
-    for found in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE):
-        names = found[1].split(", ")
-        text = " ".join(found[2].split())
+    for match in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE):
+        names = match[1].split(", ")
+        text = " ".join(match[2].split())
         listed = [fields[field] for field in names if field in fields]  # the others are attributes
         values = [str(value) for item in listed[:1] for value in typing.get_args(item.type)]
         if listed and typing.get_origin(listed[0].type) is typing.Literal and not all(v in text for v in values):

@@ -237,7 +237,7 @@ class Classifier:
 
         Args:
             pixels: as `classify` has returned them.
-            layer: place in `layer_names`.
+            layer: index in `layer_names`.
         """
         layers = []
         if self.config.pooling == "attention":
@@ -292,10 +292,10 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
 def describe_training(name: str, revision: str | None = None) -> str:
     """What a model was trained on, in a short sentence of its card; empty if that does not say it."""
     card = find_file(name, "README.md", revision) or os.devnull
-    found = re.search(
+    match = re.search(
         r"^The data are ([^;\n]{1,300}?)(?:;|\.$)", Path(card).read_text("utf-8", "replace"), re.MULTILINE
     )
-    return f"Trained on {found[1]}." if found else ""
+    return f"Trained on {match[1]}." if match else ""
 
 
 def find_examples(name: str, revision: str | None = None, *, are_files: bool = False) -> list[str]:
@@ -328,8 +328,8 @@ def unknown_characters(tokenizer: Any, text: str) -> list[str]:
         return []
     encoding = tokenizer(text, return_offsets_mapping=True, verbose=False)
     pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
-    found = "".join(text[slice(*span)] for token, span in pairs if token == tokenizer.unk_token_id)
-    return [one if one.isprintable() else f"U+{ord(one):04X}" for one in dict.fromkeys(found) if not one.isspace()]
+    unknown = "".join(text[slice(*span)] for token, span in pairs if token == tokenizer.unk_token_id)
+    return [one if one.isprintable() else f"U+{ord(one):04X}" for one in dict.fromkeys(unknown) if not one.isspace()]
 
 
 def is_file_below(path: str, folder: str) -> bool:

@@ -8,7 +8,7 @@ const clear = () => {
 clear();
 [pen.lineWidth, pen.lineCap, pen.lineJoin] = [canvas.width / 11, "round", "round"];
 
-const place = (event) => [
+const position = (event) => [
   (event.offsetX * canvas.width) / canvas.clientWidth,
   (event.offsetY * canvas.height) / canvas.clientHeight,
 ];
@@ -16,11 +16,11 @@ const place = (event) => [
 canvas.addEventListener("pointerdown", (event) => {
   canvas.setPointerCapture(event.pointerId);
   pen.beginPath();
-  pen.moveTo(...place(event));
+  pen.moveTo(...position(event));
 });
 canvas.addEventListener("pointermove", (event) => {
   if (!canvas.hasPointerCapture(event.pointerId)) return;
-  pen.lineTo(...place(event));
+  pen.lineTo(...position(event));
   pen.stroke();
 });
 canvas.addEventListener("pointerup", () => trigger("submit", { picture: canvas.toDataURL("image/png") }));

@@ -92,7 +92,7 @@ fail = functools.partial(explain, fails=True)
 
 
 def display_name(name: str) -> str:
-    """The name of a model without the place of its folder."""
+    """The name of a model without the path of its folder."""
     return Path(os.path.abspath(name)).name if Path(name).is_dir() else name
 
 
@@ -125,7 +125,7 @@ def answer_box(translation: Translation | None) -> gr.Textbox:
 
 
 def attention_html(value: str | None, elem_id: str) -> gr.HTML:
-    """The place of `text_view` or `image_view`."""
+    """The component that holds `text_view` or `image_view`."""
     css, js = ((FOLDER / name).read_text(encoding="utf-8") for name in ("view.css", "view.js"))
     return gr.HTML(value, css_template=css, js_on_load=js, elem_id=elem_id, label="Attention")
 

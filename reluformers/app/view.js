@@ -18,10 +18,10 @@ const light = (map, side, index) => {
     const value = row[word.dataset[side === "q" ? "k" : "q"]];
     if (value) word.style.setProperty("--lit", 0.15 + (0.6 * Math.abs(value)) / largest);
   });
-  const found = row.map((value, other) => [value, others[other]]).filter(([value]) => value);
-  found.sort((one, two) => Math.abs(two[0]) - Math.abs(one[0]));
-  const shown = found.slice(0, 3).map(([value, word]) => `${word} ${(value * unit).toPrecision(2)}`).join(", ");
-  const zeros = row.length - found.length;
+  const nonzero = row.map((value, other) => [value, others[other]]).filter(([value]) => value);
+  nonzero.sort((one, two) => Math.abs(two[0]) - Math.abs(one[0]));
+  const shown = nonzero.slice(0, 3).map(([value, word]) => `${word} ${(value * unit).toPrecision(2)}`).join(", ");
+  const zeros = row.length - nonzero.length;
   map.querySelector("output").textContent = `${own[index]} ${side === "q" ? "←" : "→"} ${shown || "∅ nothing"}` +
     (zeros ? ` · ${zeros} of ${row.length} exactly zero` : "");
 };

@@ -80,14 +80,14 @@ def describe(record: dict) -> list[str]:
     lines = []
     if rows := record["data"]:
         lines.append(f"{rows['rows']} {rows['unit']} of {rows['source']}; rows whose answer differs from PyTorch's")
-    for search, found in (record["pytorch"] or {}).items():
-        lines.append(f"{'pytorch':<8}{search:<9}{_scores(found)}")
-    for precision, found in record["precisions"].items():
-        size = sum(found["files"].values()) / 1e6
-        error = found["logits"]
-        drawn = ", ".join(f"{name} {count}" for name, count in found["differing_drawn"].items())
+    for search, answers in (record["pytorch"] or {}).items():
+        lines.append(f"{'pytorch':<8}{search:<9}{_scores(answers)}")
+    for precision, measured in record["precisions"].items():
+        size = sum(measured["files"].values()) / 1e6
+        error = measured["logits"]
+        drawn = ", ".join(f"{name} {count}" for name, count in measured["differing_drawn"].items())
         lines.append(f"{precision:<8}{size:.1f} MB, logits within {error:.1e}, drawn rows that differ: {drawn}")
-        for search, answers in found.get("answers", {}).items():
+        for search, answers in measured.get("answers", {}).items():
             lines.append(f"{precision:<8}{search:<9}{_scores(answers)}, {answers['differing']} differ")
     return lines
 

@@ -39,11 +39,11 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
         attention = getattr(model.get_submodule(name), SUBMODULE)
         if attention.scale is not None:
             start = attention.scale.clone()
-            found = []
+            tried = []
             for factor in SCALE_FACTORS:
                 attention.scale.copy_(start * factor)
-                found.append(_fitted_error(attention, calls))
-            attention.scale.copy_(start * SCALE_FACTORS[found.index(min(found))])
+                tried.append(_fitted_error(attention, calls))
+            attention.scale.copy_(start * SCALE_FACTORS[tried.index(min(tried))])
         errors[name] = _fitted_error(attention, calls)
     return errors
 

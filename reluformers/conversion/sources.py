@@ -74,7 +74,7 @@ class Source:
         architecture: class of its models.
         names: table of `rename`, theirs → ours.
         required: our fields, and the values with which our model computes what theirs does; the first one is set.
-        ignored: ends of names of tensors that need no place, since they are computed.
+        ignored: ends of names of tensors that are not copied, since they are computed.
         auto_class: opens its models.
         copied: names of fields that mean the same in both.
     """

@@ -193,7 +193,7 @@ class PerProcessDataLoader(DataLoader):
 
 
 def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row its place among the pairs of lengths, int [rows]; for each place the longer side, int [places]."""
+    """For each row its index among the pairs of lengths, int [rows]; for each pair the longer side, int [pairs]."""
     width = 2 * max(int(source.max()), int(target.max()), 1) + 1
 
     def keys(block: slice) -> np.ndarray:
@@ -216,8 +216,8 @@ def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int) -> lis
     """Where batches begin in the sorted rows, and the number of rows.
 
     Args:
-        longest: longer side of the rows of each place, ascending.
-        ends: number of rows up to the end of each place.
+        longest: longer side of the rows of each pair, ascending.
+        ends: number of rows up to the end of each pair.
         max_tokens: of a batch.
     """
     longest = longest.tolist()
@@ -225,8 +225,8 @@ def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int) -> lis
     edges = [0]
     while edges[-1] < ends[-1]:
         start = edges[-1]
-        place = bisect_right(ends, start)
-        most = min(start + max_tokens // longest[place], ends[-1])
+        index = bisect_right(ends, start)
+        most = min(start + max_tokens // longest[index], ends[-1])
         # Bisection finds the end, as the cost (stop − start) · longest of row stop − 1 grows with stop.
         stop = bisect_right(
             range(ends[-1] + 1),

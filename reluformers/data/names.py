@@ -10,7 +10,7 @@ _DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")
 
 
 def source_name(source: Any) -> str | None:
-    """Name of a data source without its place on this machine: a Hub id as it is, else the last part of a path."""
+    """Name of a data source without its path on this machine: a Hub id as it is, else the last part of a path."""
     if isinstance(source, list | tuple):
         names = [name for item in source if (name := source_name(item))]
         return ", ".join(dict.fromkeys(names)) or None

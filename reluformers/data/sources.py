@@ -203,7 +203,7 @@ def take_slice(dataset: Dataset, split: str) -> Dataset:
 
 @contextmanager
 def explain_read_errors(data_name: str) -> Iterator[None]:
-    """Turn what `datasets` raises into a ValueError of one line that names the place; it wraps and logs the cause."""
+    """Turn what `datasets` raises into a ValueError of one line that names the source; it wraps and logs the cause."""
     verbosity = datasets_logging.get_verbosity()
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     try:

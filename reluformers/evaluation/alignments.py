@@ -127,7 +127,7 @@ class WordAlignments(NamedTuple):
 
     Args:
         source, target: words, which white space separates.
-        links: for each target word the place of its source word, −1 for none    int64 [2, layers, heads + 1, target
+        links: for each target word the index of its source word, −1 for none    int64 [2, layers, heads + 1, target
             words]; of the first axis normal and shifted attention, of the heads the last is the mean of all.
     """
 
@@ -223,7 +223,7 @@ def same_words(source: list[str], target: list[str]) -> list[Link]:
     """Links of words that both sides have, each once, and that are no punctuation."""
     counts = Counter(source), Counter(target)
     return [
-        (source.index(word), place)
-        for place, word in enumerate(target)
+        (source.index(word), index)
+        for index, word in enumerate(target)
         if counts[0][word] == counts[1][word] == 1 and any(map(str.isalnum, word))
     ]

@@ -96,15 +96,15 @@ def _write_graphs(graphs: Iterable[tuple[str, str, onnx.ModelProto]], folder: Pa
     """Save graphs; returns their operators, their opset, and the bytes of each file by precision."""
     folder.mkdir()
     files: dict[str, dict[str, int]] = defaultdict(dict)
-    found: set[str] = set()
+    used: set[str] = set()
     for name, precision, graph in graphs:
         path = folder / f"{name}{SUFFIXES[precision]}.onnx"
         onnx.checker.check_model(graph, full_check=precision == "fp32")
         onnx.save(graph, path)
         files[precision][path.name] = path.stat().st_size
-        found |= operators(graph)
+        used |= operators(graph)
     opset = max(entry.version for entry in graph.opset_import if not entry.domain)
-    return {"operators": sorted(found), "opset": opset, "files": files}
+    return {"operators": sorted(used), "opset": opset, "files": files}
 
 
 def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, Any]:

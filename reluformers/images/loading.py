@@ -139,8 +139,8 @@ def _read(source: Any, split: str) -> Dataset:
 def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:
     """Find the parquet files of a split, or its folder of classes."""
     escaped = glob.escape(name)
-    for place in (folder, folder / "data"):
-        files = sorted([*place.glob(f"{escaped}.parquet"), *place.glob(f"{escaped}-*-of-*.parquet")])
+    for directory in (folder, folder / "data"):
+        files = sorted([*directory.glob(f"{escaped}.parquet"), *directory.glob(f"{escaped}-*-of-*.parquet")])
         if files:
             return files
     is_whole = name == "train" and not (folder / name).is_dir()  # The folders of the classes lie directly in it.
@@ -178,10 +178,10 @@ def _is_value(feature: Any) -> bool:
 def _find_column(dataset: Dataset, usual: str, wanted: str | None, *kinds: Callable[[Any], bool]) -> str:
     """Find the column that is wanted, or of the first kind that occurs the usual or only one."""
     for fits in kinds:
-        found = [name for name, feature in dataset.features.items() if wanted in (None, name) and fits(feature)]
-        if usual in found or len(found) == 1:
-            return usual if usual in found else found[0]
-        if found:
+        columns = [name for name, feature in dataset.features.items() if wanted in (None, name) and fits(feature)]
+        if usual in columns or len(columns) == 1:
+            return usual if usual in columns else columns[0]
+        if columns:
             break
     raise ValueError(
         f"{wanted or 'one column'} of {dataset.features} must hold the {usual}s; set {usual}_column to it"

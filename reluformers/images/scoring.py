@@ -133,14 +133,14 @@ def class_results(matrix: np.ndarray, names: list[str]) -> dict[str, dict[str, A
     classes = {}
     for label, name in enumerate(names):
         row = matrix[label]
-        found = int(matrix[label, label])
+        correct = int(matrix[label, label])
         images = int(row.sum())
         taken = int(matrix[:, label].sum())
         order = [other for other in np.argsort(-row, kind="stable") if row[other]]
         classes[name] = {
             "images": images,
-            "recall": found / images if images else None,
-            "precision": found / taken if taken else None,
+            "recall": correct / images if images else None,
+            "precision": correct / taken if taken else None,
             "predicted_as": {names[other]: int(row[other]) for other in order},
         }
     return classes

@@ -35,8 +35,8 @@ class Session:
         """Compute some outputs."""
         outputs = list(outputs)
         arrays = {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in inputs.items()}
-        found = self._session.run(outputs, arrays)
-        return dict(zip(outputs, map(torch.from_numpy, found), strict=True))
+        results = self._session.run(outputs, arrays)
+        return dict(zip(outputs, map(torch.from_numpy, results), strict=True))
 
     def layers_of(self, kind: str) -> list[str]:
         """Outputs `kind.0`, `kind.1`, …; none where the graph was exported without them."""

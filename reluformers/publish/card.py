@@ -315,7 +315,9 @@ def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
         source = attention_source(attention, config)
         heads = config.decoder_attention_heads if site in ("decoder", "cross") else config.num_attention_heads
         text = "\n".join(formula(attention, config.hidden_size // heads))
-        described.append({"title": _SITE_TITLES[site], "paper": source.paper, "place": source.place, "formula": text})
+        described.append(
+            {"title": _SITE_TITLES[site], "paper": source.paper, "passage": source.passage, "formula": text}
+        )
     if all(site["formula"] == described[0]["formula"] for site in described):
         return [{**described[0], "title": "Its attention"}]
     return described

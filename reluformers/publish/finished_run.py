@@ -48,8 +48,8 @@ class FinishedRun:
         """Codes of the source and the target language, as far as they are known."""
         scored = vars(self.evaluation.data) if self.evaluation else {}
         sources = (scored, self.section("data"))
-        found = ([known[key] for key in ("source_lang", "target_lang") if known.get(key)] for known in sources)
-        return next(filter(None, found), [])
+        pairs = ([known[key] for key in ("source_lang", "target_lang") if known.get(key)] for known in sources)
+        return next(filter(None, pairs), [])
 
 
 def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) -> FinishedRun:

@@ -130,7 +130,7 @@ def stage_files(saved: SavedModel, staging: Path, held_out: bool = True) -> Save
         source = saved.path / name
         target = staging / name
         if not source.resolve().is_relative_to(saved.path.resolve()):
-            raise ValueError(f"{source}: is a link to a place outside of the folder; put the file itself there")
+            raise ValueError(f"{source}: is a link to a path outside of the folder; put the file itself there")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".safetensors":
             try:

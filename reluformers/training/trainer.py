@@ -139,7 +139,7 @@ class TaskTrainer(Trainer):
         return output
 
     def resumed(self, stream: BatchStream) -> BatchStream:
-        """The stream, for a task to train on, where the checkpoint left it; checkpoints will note its place."""
+        """The stream, for a task to train on, where the checkpoint left it; checkpoints will note its position."""
         if self._resumed_from:
             stream.state = read_json(self._position(self._resumed_from))
         self._stream = stream

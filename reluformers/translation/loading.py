@@ -173,9 +173,9 @@ def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> lis
     sides = [[folder / f"{name}.{language}{ending}" for language in languages] for ending in ("", ".gz")]
     texts = [dict(zip(("source", "target"), pair, strict=True)) for pair in sides if all(map(Path.is_file, pair))]
     if len(rows) > 1 or not (rows or texts):
-        found = f"{', '.join(sorted(os.listdir(folder))):.200}"
+        present = f"{', '.join(sorted(os.listdir(folder))):.200}"
         wanted = f"{names[0]} or the like, or {name}.{languages[0]} and .{languages[1]}"
-        raise ValueError(f"{folder}: has no files, or several, for split {name!r}: {wanted}; found {found}")
+        raise ValueError(f"{folder}: has no files, or several, for split {name!r}: {wanted}; found {present}")
     return _check_files((rows or texts)[0])
 
 

@@ -58,7 +58,7 @@ def row_pairs(files: list[str], columns: PairColumns, stamps: dict | None = None
 
 
 def read_text(row: dict[str, Any], key: str, row_name: str, translation_column: str = "translation") -> str:
-    """The text of a row under a key, there or in its dict of sentences; a ValueError that names the place if none."""
+    """The text of a row under a key, there or in its dict of sentences; a ValueError that names the row if none."""
     sentences = row[translation_column] if isinstance(row.get(translation_column), dict) else row
     return check_sentence(_cell(sentences, key, row_name), key, row_name)
 

@@ -99,7 +99,7 @@ def eager(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
 
 def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
     """Name → function of those that exist on this machine."""
-    found: dict[str, Callable[..., Tensor]] = {
+    functions: dict[str, Callable[..., Tensor]] = {
         PEER: sdpa,
         "fused relu": fused,
         "fused relu, statistics": lambda *a: fused(*a, return_stats=True)[0],
@@ -115,13 +115,13 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "eager relu": partial(eager, activation="relu"),
         "eager softmax": partial(eager, activation="softmax"),
     }
-    found |= {name: partial(eager, activation=name) for name in ("sparsemax", "entmax15")}
+    functions |= {name: partial(eager, activation=name) for name in ("sparsemax", "entmax15")}
     if DEVICE == "cuda":
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            found[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
+            functions[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
     if options.candidates:
-        found = {name: found[name] for name in dict.fromkeys([PEER, *options.candidates])}
-    return found
+        functions = {name: functions[name] for name in dict.fromkeys([PEER, *options.candidates])}
+    return functions
 
 
 def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
@@ -165,13 +165,13 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
 
 def in_turn(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """What each measure gives, round by round, in an order that turns: none always runs behind the same one."""
-    found: dict[str, list[float]] = {name: [] for name in measures}
+    values: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(measures[name]())
-    return found
+            values[name].append(measures[name]())
+    return values
 
 
 def seconds(call: Callable[[], object]) -> float:

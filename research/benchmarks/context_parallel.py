@@ -112,10 +112,10 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 counts, collectives, start = Counter(), Collectives(), process_time()
                 with collectives:
-                    found = attend(*parts, counts)
+                    result = attend(*parts, counts)
                 times.append(process_time() - start)
         if "softmax" in name:
-            torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(result[0], expected, rtol=1e-4, atol=1e-4)
         row = f"{collectives.received / 1e6:8.2f} MB received, {counts['kept'] / 1e6:8.2f} MB kept"
         row = f"{row}, {counts['products'] / 1e6:7.2f} million products, {min(times):6.2f} s of the processor"
         rows = [None] * dist.get_world_size()

@@ -57,19 +57,19 @@ class Lead:
 
 def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
     """Laboratory → attention → lead, as recipes/leads.yaml names them; what has no run is left out."""
-    found: dict[str, dict[str, Lead]] = {}
+    leads: dict[str, dict[str, Lead]] = {}
     for laboratory, attentions in yaml.safe_load(PLACES.read_text(encoding="utf-8")).items():
         usual = attentions["softmax"]
-        for attention, place in attentions.items():
-            own, _, other = place.partition(" over ")
+        for attention, row_name in attentions.items():
+            own, _, other = row_name.partition(" over ")
             baseline = f"{own.rpartition(' ')[0]} {other}" if other else usual
             if lead := _lead(evidence, own, baseline):
-                found.setdefault(laboratory, {})[attention] = lead
-    return found
+                leads.setdefault(laboratory, {})[attention] = lead
+    return leads
 
 
-def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
-    (table, key, tried), (_, other, _) = _row_of(evidence, place), _row_of(evidence, baseline)
+def _lead(evidence: Evidence, row_name: str, baseline: str) -> Lead | None:
+    (table, key, tried), (_, other, _) = _row_of(evidence, row_name), _row_of(evidence, baseline)
     losses, zeros = evidence.values(key, LOSS), evidence.values(key, "zeros")
     if not losses:
         return None
@@ -87,9 +87,9 @@ def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
     return replace(lead, difference=difference, standing=stands, rate=rate or "at one rate")
 
 
-def _row_of(evidence: Evidence, place: str) -> tuple[Table, str, int]:
+def _row_of(evidence: Evidence, row_name: str) -> tuple[Table, str, int]:
     """Table and key of a row, of a pattern the one with the lowest mean loss, and of how many with runs."""
-    name, setting, pattern = place.split(" ")
+    name, setting, pattern = row_name.split(" ")
     table = Table.load(name)
     keys = [row_key(table.recipe(setting, row, seed=1)) for row in table.rows_of(setting, [pattern])]
     losses = {key: fmean(values) for key in keys if (values := evidence.values(key, LOSS))}
@@ -110,14 +110,14 @@ def plot_leads(leads: Mapping[str, Mapping[str, Lead]], path: Path) -> Path:
     for axis, (laboratory, column) in zip(
         figure.subplots(1, len(leads), sharex=True, sharey=True), leads.items(), strict=True
     ):
-        for place, name in enumerate(names):
+        for height, name in enumerate(names):
             lead = column.get(name)
             if lead is None or lead.difference is None:
                 continue
             low, high = lead.difference.interval
             colour = "#0072B2" if low > 0 else "#D55E00" if high < 0 else "#777777"
-            axis.plot([low, high], [place, place], color=colour, linewidth=2)
-            axis.plot(lead.difference.value, place, "o" if low > 0 else "X" if high < 0 else "|", color=colour)
+            axis.plot([low, high], [height, height], color=colour, linewidth=2)
+            axis.plot(lead.difference.value, height, "o" if low > 0 else "X" if high < 0 else "|", color=colour)
         axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
         axis.set_title(laboratory.replace(", ", "\n").replace(" of ", "\nof "), fontsize=9)
         axis.tick_params(labelsize=8)

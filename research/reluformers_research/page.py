@@ -33,15 +33,15 @@ def replace_blocks(text: str, blocks: Mapping[str, str]) -> str:
     """
     if text.count(_BEGIN) != len(tables_in(text)):
         raise ValueError(f"a line with {_BEGIN!r} has no NAME SETTING --> behind it, or no end below it")
-    return _BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}{found[4]}", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}{match[4]}", text)
 
 
 def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
     """Claims of a table that have runs of both rows."""
-    found = {claim: (verdicts, next(iter(verdicts.values()))) for claim, verdicts in report.verdicts.items()}
+    with_first = {claim: (verdicts, next(iter(verdicts.values()))) for claim, verdicts in report.verdicts.items()}
     return {
         claim: verdicts
-        for claim, (verdicts, first) in found.items()
+        for claim, (verdicts, first) in with_first.items()
         if first.difference is not None or first.verdict != OPEN
     }
 
@@ -51,11 +51,11 @@ def counts(reports: Sequence[TableReport]) -> str:
     by_loss: dict[str, Counter] = {PAPERS: Counter(), CAUSAL: Counter(), OURS: Counter()}
     by_score, of_statistics, contradicted = Counter(), Counter(), []
     for report in reports:
-        for claim, found in judged(report).items():
+        for claim, verdicts in judged(report).items():
             if claim.measure != SCORE:
-                of_statistics[found[claim.measure].outcome] += 1
+                of_statistics[verdicts[claim.measure].outcome] += 1
                 continue
-            main, *second = (found[measure] for measure in report.measures)
+            main, *second = (verdicts[measure] for measure in report.measures)
             by_loss[_origin(report, claim)][main.outcome] += 1
             if second and _origin(report, claim) == PAPERS:
                 by_score[second[0].outcome] += 1

@@ -36,7 +36,7 @@ class RunRecord:
 
     Args:
         name: of the run, as `run_name` gives it.
-        recipe: its sections, with names for places of data.
+        recipe: its sections, with names instead of paths of data.
         evaluate: options of `reluformers evaluate` beside those that the recipe gives.
         evaluation: what it scored on the test set, and the statistics of its attention.
         results: what the training run measured at its end, on the validation set.
@@ -75,7 +75,7 @@ class RunRecord:
         return self.recipe["training"]["seed"]
 
     def to_recipe(self) -> Recipe:
-        """The recipe, whose places of data are names."""
+        """The recipe, with names instead of paths of data."""
         return task_named(self.recipe.get("task")).recipe_class.from_sections(self.recipe, self.name)
 
     @property
@@ -117,19 +117,19 @@ class RunRecord:
         _write(folder / f"{self.name}.parquet", pa.Table.from_pylist([row], _schema(row["task"])))
 
     @classmethod
-    def _of(cls, row: pa.Table, place: Path) -> "RunRecord":
+    def _of(cls, row: pa.Table, path: Path) -> "RunRecord":
         """The record that a table of one row holds."""
         counted = {name.removesuffix(_COUNTS): row[name][0] for name in row.column_names if name.endswith(_COUNTS)}
         (values,) = row.drop_columns([metric + _COUNTS for metric in counted]).to_pylist()
         if values["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"{place}: is a record of a newer reluformers")
+            raise ValueError(f"{path}: is a record of a newer reluformers")
         known = {item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None}
         known |= {name: json.loads(known[name]) for name in _JSON if name in known}
         if "evaluation" in known:
             known["evaluation"] = Evaluation.from_dict(known["evaluation"])
         record = cls(**known, counts={metric: _array(rows) for metric, rows in counted.items() if rows.is_valid})
         if record.evaluation is not None and (missing := record.metrics - record.counts.keys()):
-            raise ValueError(f"{place}: lacks the counts of {min(missing)}, without which intervals are too narrow")
+            raise ValueError(f"{path}: lacks the counts of {min(missing)}, without which intervals are too narrow")
         return record
 
 
@@ -160,17 +160,17 @@ def gather(source: Path, folder: Path) -> int:
     if not _stored(source):
         raise ValueError(f"{source}: holds no record of a run")
     stored = _stored(folder, source)
-    places: dict[str, list[dict[str, str]]] = {}
+    table_rows: dict[str, list[dict[str, str]]] = {}
     for table in map(Table.load, list_tables()):
         for setting in table.settings:
             for row in table.rows_of(setting):
-                place = {"table": table.name, "setting": setting, "row": row.name}
-                places.setdefault(row_key(table.recipe(setting, row, seed=1)), []).append(place)
+                table_row = {"table": table.name, "setting": setting, "row": row.name}
+                table_rows.setdefault(row_key(table.recipe(setting, row, seed=1)), []).append(table_row)
     rows: dict[str, list[pa.Table]] = {}
     for name, row in stored.items():
         recipe = RunRecord._of(row, folder / name).to_recipe()
         schema = _schema(recipe.task)
-        column = pa.array([places.get(row_key(recipe), [])], schema.field("tables").type)
+        column = pa.array([table_rows.get(row_key(recipe), [])], schema.field("tables").type)
         row = row.set_column(row.column_names.index("tables"), schema.field("tables"), column)
         rows.setdefault(recipe.task, []).append(row.select(schema.names).cast(schema))
     for task, of_task in rows.items():
@@ -232,15 +232,15 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _stored(*folders: Path) -> dict[str, pa.Table]:
     """Name → a table of one row, of the runs of folders, by name; a `ValueError` where two of a name differ."""
-    found: dict[str, pa.Table] = {}
+    runs: dict[str, pa.Table] = {}
     for folder in folders:
         for table in map(pq.read_table, sorted(folder.glob("[!.]*.parquet"))):
-            for place, name in enumerate(table["name"].to_pylist()):
-                row = table.slice(place, 1)
-                other = found.setdefault(name, row)
+            for index, name in enumerate(table["name"].to_pylist()):
+                row = table.slice(index, 1)
+                other = runs.setdefault(name, row)
                 if other is not row and other.drop_columns("tables") != row.drop_columns("tables"):
                     raise ValueError(f"{folder / name}: there is another run of that name; keep one of them")
-    return dict(sorted(found.items()))
+    return dict(sorted(runs.items()))
 
 
 def _json(value: Any) -> str | None:

@@ -166,7 +166,7 @@ class TableReport:
         columns = list(dict.fromkeys(column for row in rows for column, text in row.items() if text != MISSING))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [markdown_table(columns, lines), self._footnote()]
-        begun = {claim: found for claim, found in self.verdicts.items() if self.is_begun(claim)}
+        begun = {claim: verdicts for claim, verdicts in self.verdicts.items() if self.is_begun(claim)}
         of_scores = [claim for claim in begun if claim.measure == SCORE]
         if of_scores:
             lines = [
@@ -196,22 +196,22 @@ class TableReport:
 
     def text(self, verdict: Verdict, measure: str, whole: bool = True) -> str:
         """A verdict with its difference, and where it is to be `whole` with interval and notes."""
-        found = verdict.difference
-        if found is None:
+        difference = verdict.difference
+        if difference is None:
             return f"{verdict.verdict}: {verdict.reason}" if whole else MISSING
         if not whole:
-            return f"{verdict.outcome} {signed(found.value, self._form(measure))}"
-        text = f"**{verdict.verdict}** {self.difference_text(found, measure)}"
+            return f"{verdict.outcome} {signed(difference.value, self._form(measure))}"
+        text = f"**{verdict.verdict}** {self.difference_text(difference, measure)}"
         text += "".join(f", {note}" for note in verdict.notes)
         if verdict.found_from is not None:
             text += f", found from {self._form(measure)(verdict.found_from)}"
         return text
 
-    def difference_text(self, found: Difference | RankDifference, measure: str) -> str:
+    def difference_text(self, difference: Difference | RankDifference, measure: str) -> str:
         """A difference with its interval."""
         form = self._form(measure)
-        low, high = found.interval
-        return f"{signed(found.value, form)} [{signed(low, form)}, {signed(high, form)}]"
+        low, high = difference.interval
+        return f"{signed(difference.value, form)} [{signed(low, form)}, {signed(high, form)}]"
 
     def heading(self, measure: str) -> str:
         """Heading of a measure; the loss is that of the validation set unless the task is scored by it."""
@@ -226,8 +226,10 @@ class TableReport:
             line[self.heading(measure)] = _mean_text(self._values(runs, measure), self._form(measure))
         baseline = self.table.baseline_of(runs.row.name)
         if baseline in self.runs:
-            found = None if runs.row.name == baseline else self.difference(runs.row.name, baseline)
-            line[f"lead on {self.table.baseline}"] = MISSING if found is None else self.difference_text(found, LOSS)
+            difference = None if runs.row.name == baseline else self.difference(runs.row.name, baseline)
+            line[f"lead on {self.table.baseline}"] = (
+                MISSING if difference is None else self.difference_text(difference, LOSS)
+            )
         for measure, (heading, form) in self.task.columns.items():
             values = self._values(runs, measure)
             line[heading] = format(statistics.mean(values), form) if values else MISSING
@@ -262,17 +264,19 @@ class TableReport:
         """Judge claims by one-sided tests, each corrected: that they are false, true, and the reverse of the truth."""
         known = {}
         for claim in claims:
-            found = self.difference(claim.first, claim.second, measure)
-            if found is None:
+            difference = self.difference(claim.first, claim.second, measure)
+            if difference is None:
                 self.verdicts[claim][measure] = self._verdict_without_numbers(claim, measure)
             else:
-                known[claim] = (found, self._margin(claim, measure))
+                known[claim] = (difference, self._margin(claim, measure))
         verdicts = _verdicts([(claim.relation, *known[claim]) for claim in known])
-        wider = _verdicts([(claim.relation, found.widened(WIDER), margin) for claim, (found, margin) in known.items()])
-        for (claim, (found, margin)), verdict, other in zip(known.items(), verdicts, wider, strict=True):
-            found_from = _found_from(claim.relation, found, margin, len(known)) if verdict == OPEN else None
+        wider = _verdicts(
+            [(claim.relation, difference.widened(WIDER), margin) for claim, (difference, margin) in known.items()]
+        )
+        for (claim, (difference, margin)), verdict, other in zip(known.items(), verdicts, wider, strict=True):
+            found_from = _found_from(claim.relation, difference, margin, len(known)) if verdict == OPEN else None
             notes = []
-            if verdict in (HOLDS, NO_LEAD) and (stands := standing(found, margin)) not in ("level", "open"):
+            if verdict in (HOLDS, NO_LEAD) and (stands := standing(difference, margin)) not in ("level", "open"):
                 notes.append(stands)
             keys = [self.row_of(name).key for name in (claim.first, claim.second)]
             if verdict != other and measure == LOSS and not self.evidence.has_rows(*keys, measure):
@@ -286,7 +290,7 @@ class TableReport:
                 notes += [f"{lead:.2g} there"] if is_small else []
             if verdict == HOLDS and self._is_at_one_rate(claim):
                 verdict = AT_ONE_RATE
-            self.verdicts[claim][measure] = Verdict(verdict, found, margin, found_from, tuple(notes))
+            self.verdicts[claim][measure] = Verdict(verdict, difference, margin, found_from, tuple(notes))
 
     def _is_at_one_rate(self, claim: Claim) -> bool:
         """Whether both rows have one learning rate, which neither of them chose."""
@@ -326,9 +330,9 @@ class TableReport:
         return Verdict(OPEN, None, reason=f"needs two seeds of both, has {counts[0]} and {counts[1]}")
 
 
-def standing(found: Difference | RankDifference, margin: float) -> str:
+def standing(difference: Difference | RankDifference, margin: float) -> str:
     """Where a lead stands: ahead or behind where its interval excludes 0, and whether by less than matters."""
-    low, high = found.interval
+    low, high = difference.interval
     is_small = -margin < low and high < margin
     if low > 0 or high < 0:
         return ("ahead" if low > 0 else "behind") + (", by less than matters" if is_small else "")
@@ -350,23 +354,23 @@ def _verdicts(claims: Sequence[tuple[str, Difference | RankDifference, float]]) 
     return verdicts
 
 
-def _chances(relation: str, found: Difference | RankDifference, margin: float) -> tuple[float, float, float]:
+def _chances(relation: str, difference: Difference | RankDifference, margin: float) -> tuple[float, float, float]:
     """p-values of "the claim is false", of "the claim is true", and of "the reverse is not true".
 
     A claim of `>` is true above 0 and false below the margin: a lead too small to matter is both.
     """
     if relation == ">":
-        return found.chance_below(0.0), found.chance_above(margin), found.chance_above(0.0)
+        return difference.chance_below(0.0), difference.chance_above(margin), difference.chance_above(0.0)
     if relation == ">=":
-        return found.chance_below(-margin), found.chance_above(-margin), found.chance_above(-margin)
-    outside = max(found.chance_below(-margin), found.chance_above(margin))
+        return difference.chance_below(-margin), difference.chance_above(-margin), difference.chance_above(-margin)
+    outside = max(difference.chance_below(-margin), difference.chance_above(margin))
     # the smaller of two chances comes out small twice as often
-    return outside, min(1.0, 2 * min(found.chance_below(margin), found.chance_above(-margin))), 1.0
+    return outside, min(1.0, 2 * min(difference.chance_below(margin), difference.chance_above(-margin))), 1.0
 
 
-def _found_from(relation: str, found: Difference | RankDifference, margin: float, claims: int) -> float | None:
+def _found_from(relation: str, difference: Difference | RankDifference, margin: float, claims: int) -> float | None:
     """The lead at which a claim would have been found to hold; of `~` the difference at which not."""
-    effect = found.smallest_effect(LEVEL / claims / (2 if relation == "~" else 1))
+    effect = difference.smallest_effect(LEVEL / claims / (2 if relation == "~" else 1))
     return None if effect is None else effect + {">": 0.0, ">=": -margin, "~": margin}[relation]
 
 
@@ -379,8 +383,8 @@ def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
     files = {tuple(sums) for sums in trained_on if None not in sums}
     if len(signatures) > 1:
         raise ValueError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")
-    for kind, found in (("scored on different test sets", tests), ("trained on different files", files)):
-        if len(found) > 1:
+    for kind, checksums in (("scored on different test sets", tests), ("trained on different files", files)):
+        if len(checksums) > 1:
             raise ValueError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")
 
 

@@ -136,7 +136,7 @@ def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndar
     scorer = task.scorer(scoring_options(task, recipe, job, "validation"))
     scorer.load()
     to_accelerator(scorer.model).eval()
-    found = []
+    rows = []
     for batch in scorer.attention_batches():
         inputs = {name: tensor.to(scorer.model.device) for name, tensor in batch.items()}
         with torch.inference_mode():
@@ -145,8 +145,8 @@ def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndar
         losses = functional.cross_entropy(logits.movedim(-1, 1), labels, reduction="none").view(len(labels), -1)
         counted = labels.view(len(labels), -1) != IGNORED_LABEL
         sums = (UNITS * losses.double().sum(1)).round(), counted.sum(1)
-        found.append(torch.stack([part.long().cpu() for part in sums], dim=1))
-    return {LOSS: torch.cat(found).numpy()}
+        rows.append(torch.stack([part.long().cpu() for part in sums], dim=1))
+    return {LOSS: torch.cat(rows).numpy()}
 
 
 def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -> ScoringOptions:

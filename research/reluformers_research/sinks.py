@@ -50,7 +50,7 @@ class Trained(NamedTuple):
 
 
 def draw_rows(count: int, generator: torch.Generator, trigger: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs and outputs [count, length, width], and the place of the trigger in each row."""
+    """Inputs and outputs [count, length, width], and the position of the trigger in each row."""
     places = torch.randint(2, LENGTH, (count,), generator=generator)
     if trigger is not None:
         places[:] = trigger
@@ -108,10 +108,10 @@ def train(attention: AttentionConfig, loss_weights: dict[str, float], seed: int,
     return Trained(solved, error, rows[:, 0].mean().item(), rows.abs().sum(-1).mean().item(), shown.mean((0, 1)))
 
 
-def table_of(found: dict[str, list[Trained]]) -> str:
+def table_of(trained: dict[str, list[Trained]]) -> str:
     """A line for each attention; three numbers are of three seeds."""
     lines = []
-    for name, runs in found.items():
+    for name, runs in trained.items():
         steps = ", ".join(MISSED if run.steps is None else f"{run.steps:,}" for run in runs)
         numbers = ([f"{getattr(run, part):.3f}" for run in runs] for part in ("error", "first", "row_sum"))
         lines.append([f"`{name}`", steps, *map(", ".join, numbers)])
@@ -122,13 +122,13 @@ def table_of(found: dict[str, list[Trained]]) -> str:
 MISSED = "no"
 
 
-def plot(found: dict[str, list[Trained]], path: Path) -> Path:
+def plot(trained: dict[str, list[Trained]], path: Path) -> Path:
     """Draw the mean weights of the first seed, a panel for each attention."""
     figure = Figure(figsize=(9, 5.6), layout="constrained")
-    axes = figure.subplots(3, -(-len(found) // 3), squeeze=False).flatten()
+    axes = figure.subplots(3, -(-len(trained) // 3), squeeze=False).flatten()
     for axis in axes:
         axis.axis("off")
-    for axis, (name, runs) in zip(axes, found.items(), strict=False):
+    for axis, (name, runs) in zip(axes, trained.items(), strict=False):
         axis.imshow(runs[0].weights, cmap="Blues", vmin=0, vmax=1)
         axis.set_title(name, fontsize=9)
     return save_figure(figure, path)
@@ -143,16 +143,18 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="picture to draw")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table, found = Table.load("causal/attentions"), {}
+    table, trained = Table.load("causal/attentions"), {}
     for row in table.rows_of("small", options.rows):
         recipe = table.recipe("small", row, 1)
-        found[row.name] = [train(recipe.attention, recipe.loss_weights, seed, options.steps) for seed in options.seeds]
-        print(table_of({row.name: found[row.name]}).splitlines()[-1], flush=True)
+        trained[row.name] = [
+            train(recipe.attention, recipe.loss_weights, seed, options.steps) for seed in options.seeds
+        ]
+        print(table_of({row.name: trained[row.name]}).splitlines()[-1], flush=True)
     if options.page:
         text = options.page.read_text(encoding="utf-8")
-        write_text(options.page, replace_blocks(text, {"sinks": table_of(found)}))
+        write_text(options.page, replace_blocks(text, {"sinks": table_of(trained)}))
     if options.plot:
-        plot(found, options.plot)
+        plot(trained, options.plot)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from reluformers.evaluation.scorer import ScoreOfSums
 
 ROW_DRAWS = 2_000  # of test rows
 LEVEL = 0.95  # of intervals
-POWER = 0.8  # with which `Difference.smallest_effect` would have been found
+POWER = 0.8  # `Difference.smallest_effect` would be detected with this probability.
 APART = 0.25  # level of the tests of the largest variance, which is that for tests before pooling
 
 
@@ -222,7 +222,7 @@ class SeedModel:
         The largest variance is tested against the rest by F, with Bonferroni's correction, and put aside, until half
         are left; those up to the last one that was told apart are it, as a wide one hides another (Rosner 1983).
         """
-        left, aside, found = self.systems, [], 0
+        left, aside, count = self.systems, [], 0
         while len(left) > max(2, len(self.systems) // 2):
             _, sums = self._spread(left)
             worst = max(sums, key=lambda system: sums[system][0])
@@ -234,8 +234,8 @@ class SeedModel:
             left -= {worst}
             aside.append(worst)
             if stats.f.sf(ratio, free, degrees - free) < APART / (len(left) + 1):
-                found = len(aside)
-        return frozenset(aside[:found])
+                count = len(aside)
+        return frozenset(aside[:count])
 
     def _estimate(self) -> dict[str, Variance]:
         """The variance of each system."""
@@ -245,11 +245,11 @@ class SeedModel:
             return {}
         # values that agree to rounding would have infinite weight
         floor = 1e-30 + float(np.abs(self._values).max() * 1e-9) ** 2
-        found = dict.fromkeys(self.steady, Variance(max(square / degrees, floor), degrees))
+        variances = dict.fromkeys(self.steady, Variance(max(square / degrees, floor), degrees))
         for system in self.systems - self.steady:
             own = residuals[self._systems == system]
-            found[system] = Variance(float((own**2).sum()) / (len(own) - 1), len(own) - 1)
-        return found
+            variances[system] = Variance(float((own**2).sum()) / (len(own) - 1), len(own) - 1)
+        return variances
 
 
 def _indicators(names: np.ndarray) -> np.ndarray:
@@ -280,7 +280,7 @@ def _row_weights(rows: int) -> np.ndarray:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction: p-values that may be held against one level although they are many (Holm 1979)."""
     adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted

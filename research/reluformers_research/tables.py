@@ -58,12 +58,12 @@ class Claim:
     @classmethod
     def parse(cls, text: str, is_ours: bool = False) -> "Claim":
         """Read "relu < softmax" or "entropy: softmax > relu"."""
-        found = _CLAIM.fullmatch(text)
-        if not found:
+        match = _CLAIM.fullmatch(text)
+        if not match:
             raise ValueError(f"claim {text!r} is not of the form [measure: ]row >|>=|~|<|<= row")
-        measure = found["measure"] or SCORE
+        measure = match["measure"] or SCORE
         check_name(measure, (SCORE, *MEASURES), "measure")
-        first, relation, second = found["first"], found["relation"], found["second"]
+        first, relation, second = match["first"], match["relation"], match["second"]
         if relation.startswith("<"):
             first, second, relation = second, first, relation.replace("<", ">")
         return cls(first, second, relation, measure, text, is_ours)
@@ -149,8 +149,8 @@ class Table:
                 check_name(row, rows, "row")
         try:
             settings = {name: Setting(**one) for name, one in values.pop("settings", {}).items()}
-            place = "/".join(path.with_suffix("").parts[-2:])
-            return cls(name=place, path=path, rows=rows, settings=settings, claims=claims, **values)
+            name = "/".join(path.with_suffix("").parts[-2:])
+            return cls(name=name, path=path, rows=rows, settings=settings, claims=claims, **values)
         except TypeError as error:  # a key that is missing or not known
             raise ValueError(f"{path}: {error}") from error
 
@@ -200,8 +200,8 @@ class Table:
         for changes in (*common, row.sections, {"training": {"seed": seed}}):
             sections = _changed(sections, changes)
         override(sections, overrides)
-        place = f"{self.path}, row {row.name!r} of setting {setting!r}"
-        return task_named(sections.get("task")).recipe_class.from_sections(sections, place)
+        source = f"{self.path}, row {row.name!r} of setting {setting!r}"
+        return task_named(sections.get("task")).recipe_class.from_sections(sections, source)
 
 
 def list_tables() -> list[str]:
@@ -226,7 +226,7 @@ def run_name(recipe: Recipe) -> str:
 
 
 def row_key(recipe: Recipe) -> str:
-    """Hash of a recipe that is the same for every seed and every place of the data."""
+    """Hash of a recipe that is the same for every seed and every path of the data."""
     data = public_sections(recipe)["data"]
     return _fingerprint(recipe, {name: value for name, value in data.items() if name not in _PLACES})
 

@@ -286,10 +286,10 @@ def zone_line(rng: random.Random) -> Render:
 
 def entry_line(rng: random.Random) -> Render:
     """Three lines in one, such as "Vienna or Rome: January 3, 2024, 3:04 PM; 3 hours and 20 minutes"."""
-    place = rng.choice((cities_line, places_line, locale_line))
+    where = rng.choice((cities_line, places_line, locale_line))
     when = rng.choice((date_line, moment_line, interval_line))
     what = rng.choice((duration_line, money_line, measure))
-    return joined("{}: {}; {}", place(rng), when(rng), what(rng))
+    return joined("{}: {}; {}", where(rng), when(rng), what(rng))
 
 
 def series_line(rng: random.Random) -> Render:

@@ -12,7 +12,7 @@ export async function fetchBytes(url, integrity, advance = () => {}) {
     const { done, value } = await reader.read();
     if (done) {
       const bytes = new Uint8Array(size);
-      parts.reduce((place, part) => (bytes.set(part, place), place + part.length), 0);
+      parts.reduce((offset, part) => (bytes.set(part, offset), offset + part.length), 0);
       return bytes;
     }
     parts.push(value);
@@ -179,9 +179,9 @@ export class Translator {
     });
     return queries.words.map((word, number) => {
       const all = sums[number].reduce((sum, weight) => sum + weight, 0), among = sums[number].slice(0, -1);
-      const place = among.indexOf(Math.max(...among));
-      const share = all > 0 && among.length ? among[place] / all : 0;
-      return { target: word, source: share > 0 ? keys.words[place] : null, share };
+      const index = among.indexOf(Math.max(...among));
+      const share = all > 0 && among.length ? among[index] / all : 0;
+      return { target: word, source: share > 0 ? keys.words[index] : null, share };
     });
   }
 
@@ -190,9 +190,9 @@ export class Translator {
     const spell = (count) => tokenizer.decode(ids.slice(0, count), { skip_special_tokens: true });
     const text = ids.length ? spell(ids.length) : "", words = [...text.matchAll(/\S+/g)];
     const special = new Set([...tokenizer.get_added_tokens_decoder()].filter(([, one]) => one.special).map(([id]) => id));
-    const indices = ids.map((id, place) => {
+    const indices = ids.map((id, index) => {
       if (special.has(id)) return words.length;
-      const start = (place ? spell(place) : "").replace(/\uFFFD+$/, "").length;
+      const start = (index ? spell(index) : "").replace(/\uFFFD+$/, "").length;
       return words.filter((word) => word.index + word[0].length <= start).length;
     });
     return { words: words.map(([word]) => word), indices };
@@ -275,11 +275,11 @@ export class Classifier {
   async classify(pixels) {
     const { processor, config, ort, height, width } = this, size = height * width, given = new Float32Array(3 * size);
     for (let channel = 0; channel < 3; channel++)
-      for (let place = 0; place < size; place++) {
-        let value = pixels[4 * place + channel];
+      for (let index = 0; index < size; index++) {
+        let value = pixels[4 * index + channel];
         if (processor.do_rescale !== false) value *= processor.rescale_factor ?? 1 / 255;
         if (processor.do_normalize !== false) value = (value - processor.image_mean[channel]) / processor.image_std[channel];
-        given[channel * size + place] = value;
+        given[channel * size + index] = value;
       }
     const outputs = await this.session.run({ pixel_values: new ort.Tensor("float32", given, [1, 3, height, width]) });
     const logits = [...outputs.logits.data], largest = Math.max(...logits);

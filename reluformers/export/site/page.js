@@ -110,17 +110,17 @@ function textSection(part, model, entry) {
     const said = $(".said", part), start = performance.now();
     said.textContent = "Translating…";
     await new Promise((next) => setTimeout(next)); // so that this is said
-    const found = await model.translate(text.value, Number(new FormData(form).get("beams")));
+    const translation = await model.translate(text.value, Number(new FormData(form).get("beams")));
     const time = milliseconds(start);
-    const weights = await model.attend(found);
-    shown = { found, weights };
+    const weights = await model.attend(translation);
+    shown = { translation, weights };
     const unknown = model.unknownCharacters(text.value);
     const invented = unknown.length ? `; the model does not know ${unknown.join(" ")}: what it writes for that is invented` : "";
     said.textContent = `Translated in ${time}${invented}`;
-    $(".alignment", part).replaceChildren(...model.align(found, weights).map(({ target, source, share }) =>
+    $(".alignment", part).replaceChildren(...model.align(translation, weights).map(({ target, source, share }) =>
       make("li", {}, make("b", { textContent: target }), source === null ? " ← ∅ nothing" : ` ← ${source} ${percent(share)}`)));
     $(".result", part).hidden = false;
-    $(".answer", part).textContent = found.text;
+    $(".answer", part).textContent = translation.text;
     draw();
     document.documentElement.dataset.answered = String(Number(document.documentElement.dataset.answered ?? 0) + 1);
   }));
@@ -132,7 +132,7 @@ function textSection(part, model, entry) {
     const { zeros, all } = countZeros(layers, isVisible);
     $(".share", part).textContent = percent(zeros / all);
     $(".of", part).textContent = `of ${all} ${site} weights, over all layers and heads, are exactly zero.`;
-    const source = model.pieces(model.source, shown.found.source), target = shown.found.target;
+    const source = model.pieces(model.source, shown.translation.source), target = shown.translation.target;
     const written = model.pieces(model.target, target.slice(1)), given = model.pieces(model.target, target.slice(0, -1));
     const [rows, columns] = site === "encoder" ? [source, source] : [written, isDecoder ? given : source];
     const head = make("tr", {}, make("td", { textContent: "" }), ...columns.map((piece) => make("th", { scope: "col", textContent: piece })));
@@ -208,15 +208,15 @@ function imageSection(part, model, entry) {
     pen.drawImage(picture, 0, 0, pad.width, pad.height);
     classify({ picture });
   };
-  const place = (event) => [(event.offsetX * pad.width) / pad.clientWidth, (event.offsetY * pad.height) / pad.clientHeight];
+  const position = (event) => [(event.offsetX * pad.width) / pad.clientWidth, (event.offsetY * pad.height) / pad.clientHeight];
   pad.addEventListener("pointerdown", (event) => {
     pad.setPointerCapture(event.pointerId);
     pen.beginPath();
-    pen.moveTo(...place(event));
+    pen.moveTo(...position(event));
   });
   pad.addEventListener("pointermove", (event) => {
     if (!pad.hasPointerCapture(event.pointerId)) return;
-    pen.lineTo(...place(event));
+    pen.lineTo(...position(event));
     pen.stroke();
   });
   pad.addEventListener("pointerup", classify);

@@ -41,8 +41,8 @@ async function beam(step, { start, end, beams, maxLength, lengthPenalty, earlySt
     const goes = continued.map((one) => ({ ...one, score: one.score + (one.hit ? NEVER : 0) }));
     running = goes.sort(falling).slice(0, beams);
     const isFull = finished.every(({ done }) => done) && earlyStopping === true;
-    const ended = continued.map(({ tokens, score, hit }, place) => {
-      const done = hit && place < beams;
+    const ended = continued.map(({ tokens, score, hit }, rank) => {
+      const done = hit && rank < beams;
       const penalty = (isFull ? NEVER : 0) + (mayImprove ? 0 : NEVER) + (done ? 0 : NEVER);
       return { tokens, done, score: score / length ** lengthPenalty + penalty };
     });
@@ -59,7 +59,7 @@ async function beam(step, { start, end, beams, maxLength, lengthPenalty, earlySt
 
 /** The best continuations of all rows by log P, falling. */
 function best(logits, vocabulary, running, number) {
-  const found = [];
+  const candidates = [];
   running.forEach(({ score }, row) => {
     const start = row * vocabulary;
     let largest = -Infinity, sum = 0;
@@ -69,12 +69,12 @@ function best(logits, vocabulary, running, number) {
     for (let token = 0; token < vocabulary; token++) {
       const value = logits[start + token];
       if (top.length === number && value <= top.at(-1).value) continue;
-      let place = top.length;
-      while (place && top[place - 1].value < value) place--;
-      top.splice(place, 0, { token, value });
+      let rank = top.length;
+      while (rank && top[rank - 1].value < value) rank--;
+      top.splice(rank, 0, { token, value });
       if (top.length > number) top.pop();
     }
-    found.push(...top.map(({ token, value }) => ({ row, token, score: value + constant })));
+    candidates.push(...top.map(({ token, value }) => ({ row, token, score: value + constant })));
   });
-  return found.sort(falling).slice(0, number);
+  return candidates.sort(falling).slice(0, number);
 }

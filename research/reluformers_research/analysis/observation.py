@@ -24,8 +24,8 @@ class Rows(observation.Rows):
     """The attention of one batch at one site and layer, with what statistics ask for beside it.
 
     Args:
-        correct: bool [batch, 1, query_len]: whether the most probable token at this place is the reference's, or the
-            class of the image the right one; None where there are no labels, and in the encoder of texts.
+        correct: bool [batch, 1, query_len]: whether the most probable token at this position is the reference's, or
+            the class of the image the right one; None where there are no labels, and in the encoder of texts.
         values: what the weights multiply, [batch, heads, key_len, head_dim].
     """
 
@@ -69,16 +69,16 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], dict[str, li
         yield observe_more
 
 
-def _with_answers(found: observation.Observed) -> dict[str, list[Rows]]:
+def _with_answers(observed: observation.Observed) -> dict[str, list[Rows]]:
     """The rows of every site, and where there are labels whether the model is right."""
-    labels, is_right = found.inputs.get("labels"), {}
-    if "pixel_values" not in found.inputs:
-        is_right = dict.fromkeys(("decoder", "cross"), (found.logits.argmax(-1) == labels).unsqueeze(1))
+    labels, is_right = observed.inputs.get("labels"), {}
+    if "pixel_values" not in observed.inputs:
+        is_right = dict.fromkeys(("decoder", "cross"), (observed.logits.argmax(-1) == labels).unsqueeze(1))
     elif labels is not None and labels.dim() == 1:
-        is_right = dict.fromkeys(found.attention, (found.logits.argmax(-1) == labels)[:, None, None])
+        is_right = dict.fromkeys(observed.attention, (observed.logits.argmax(-1) == labels)[:, None, None])
     return {
         site: [Rows(rows.weights, rows.visible, rows.real, correct=is_right.get(site)) for rows in layers]
-        for site, layers in found.attention.items()
+        for site, layers in observed.attention.items()
     }
 
 

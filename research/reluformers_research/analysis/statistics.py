@@ -107,7 +107,7 @@ class Sink(Statistic):
     """sink: mean of p_i1, the share of the first visible key, over rows that see others too; in [0, 1].
 
     Heads that have nothing to attend to park their weight there where rows must sum to 1 (Xiao et al. 2024, §3); a
-    null row needs no such place, and has no share.
+    null row needs no such key, and has no share.
     """
 
     def count(self, rows: Rows) -> Tensor:

@@ -37,11 +37,11 @@ _RECALLED = 64  # sentences
 @torch.no_grad()
 def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
     """Nats of each token after the first of its row [rows, length − 1]."""
-    found = []
+    losses = []
     for part in rows.split(max(1, _BATCH_TOKENS // rows.shape[1])):
         logits = model(input_ids=part, use_cache=False).logits[:, :-1].float()
-        found.append(nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none"))
-    return torch.cat(found)
+        losses.append(nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none"))
+    return torch.cat(losses)
 
 
 def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
@@ -72,7 +72,7 @@ def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]
 
 def _sums(attentions: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Sums over rows, for each layer and head where they differ [layers, heads]."""
-    found: dict[str, list[Tensor]] = {}
+    collected: dict[str, list[Tensor]] = {}
     length = attentions[0].shape[-1]
     # the first query has no choice
     visible = torch.ones(length, length, dtype=torch.bool, device=attentions[0].device).tril()[1:]
@@ -88,8 +88,8 @@ def _sums(attentions: tuple[Tensor, ...]) -> dict[str, Tensor]:
             "survivors": (weights != 0).sum((0, 2, 3)).double(),
             "entropy": -torch.special.xlogy(shares, shares).sum((0, 2, 3)),
         }.items():
-            found.setdefault(name, []).append(value)
-    sums = {name: torch.stack(values) for name, values in found.items()}
+            collected.setdefault(name, []).append(value)
+    sums = {name: torch.stack(values) for name, values in collected.items()}
     sums["queries"] = torch.tensor(float(len(attentions[0]) * (length - 1)))
     sums["pairs"] = visible.sum().double() * len(attentions[0]) * sums["used"].numel()
     return sums
@@ -136,17 +136,19 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
     model.eval()
     stream = stream[:TOKENS].to(model.device)
     longest = min(len(stream), model.config.max_position_embeddings)  # learned positions end there
-    found = {f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= longest}
-    if f"loss_{(most := LENGTHS[-1])}" in found:
+    measures = {
+        f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= longest
+    }
+    if f"loss_{(most := LENGTHS[-1])}" in measures:
         with slow_rotation(model):
-            found |= {f"slow_loss_{times}": loss_at(model, stream, times * length) for times in (1, most)}
+            measures |= {f"slow_loss_{times}": loss_at(model, stream, times * length) for times in (1, most)}
         for name in ("", "slow_"):
-            found[f"{name}growth_{most}"] = found[f"{name}loss_{most}"] - found[f"{name}loss_1"]
-    found |= attention_measures(model, windows(stream, length)[:64])
+            measures[f"{name}growth_{most}"] = measures[f"{name}loss_{most}"] - measures[f"{name}loss_1"]
+    measures |= attention_measures(model, windows(stream, length)[:64])
     if longest >= 8 * length:
         # of the same text
         long = attention_measures(model, windows(stream[: 64 * length], 8 * length))
-        found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
+        measures["survivor_growth"] = long["survivors"] / max(measures["survivors"], 1e-9)
     if len(stream) > 2 * FAR and longest > FAR + _SENTENCE:
-        found[f"recall_{FAR}"] = recall_at(model, stream, FAR)
-    return found
+        measures[f"recall_{FAR}"] = recall_at(model, stream, FAR)
+    return measures

@@ -15,8 +15,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder of text, or of a model; a `ValueError` where it is not that of `text`."""
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    if (found := tokenizer.token_to_id(END)) != START:
-        raise ValueError(f"{path}: {END} is token {found}, but must be {START}, as in the text's own")
+    if (token := tokenizer.token_to_id(END)) != START:
+        raise ValueError(f"{path}: {END} is token {token}, but must be {START}, as in the text's own")
     return tokenizer
 
 

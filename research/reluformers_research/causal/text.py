@@ -58,9 +58,9 @@ class Document:
     @property
     def split(self) -> str:
         """Where it belongs: by the hash of its name, so for all languages alike."""
-        place = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big") / 2**32
+        share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big") / 2**32
         bounds = itertools.accumulate(_HELD_OUT.values())
-        return next((split for split, bound in zip(_HELD_OUT, bounds, strict=True) if place < bound), "train")
+        return next((split for split, bound in zip(_HELD_OUT, bounds, strict=True) if share < bound), "train")
 
 
 def clean(text: str) -> str:
@@ -93,9 +93,9 @@ def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
     for document in documents:
         splits[document.split].append(document)
     seen: set[tuple[str, str]] = set()
-    for split, found in splits.items():
+    for split, in_split in splits.items():
         kept = []
-        for document in found:
+        for document in in_split:
             fresh = [one for one in dict.fromkeys(document.sentences) if (document.language, one) not in seen]
             if len(fresh) >= _LEAST_SENTENCES:
                 seen.update((document.language, one) for one in fresh)
@@ -154,13 +154,13 @@ def main() -> None:
     )
     tokenizer.save(str(options.output / "tokenizer.json"))
     counts = []
-    for split, found in splits.items():
-        rows = [{"text": "\n".join(one.sentences), "language": one.language, "document": one.name} for one in found]
+    for split, in_split in splits.items():
+        rows = [{"text": "\n".join(one.sentences), "language": one.language, "document": one.name} for one in in_split]
         Dataset.from_list(rows).to_parquet(options.output / f"{split}.parquet")
         tokens = sum(len(encoded.ids) + 1 for encoded in tokenizer.encode_batch([row["text"] for row in rows]))
-        sentences = sum(len(one.sentences) for one in found)
-        counts.append(f"| {split} | {len(found):,} | {sentences:,} | {tokens:,} |")
-    languages = sorted({one.language for found in splits.values() for one in found})
+        sentences = sum(len(one.sentences) for one in in_split)
+        counts.append(f"| {split} | {len(in_split):,} | {sentences:,} | {tokens:,} |")
+    languages = sorted({one.language for in_split in splits.values() for one in in_split})
     card = _CARD.format(
         languages=", ".join(languages),
         files=", ".join(dict.fromkeys(Path(file).resolve().parent.name for file in options.files)),

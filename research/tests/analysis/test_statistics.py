@@ -85,12 +85,12 @@ def over(batches, heads):
 @pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.leaky_relu])
 def test_rows(activation):
     def naive(batches, heads):
-        found = list(over(batches, heads))
+        rows = list(over(batches, heads))
         return {
-            "zeros": mean(w == 0 for *_, weights, _ in found for w in weights),
-            "null_rate": mean(not any(weights) for *_, weights, _ in found),
-            "entropy": mean(entropy(shares) for *_, shares in found if shares),
-            "row_sum": mean(sum(weights) for *_, weights, _ in found),
+            "zeros": mean(w == 0 for *_, weights, _ in rows for w in weights),
+            "null_rate": mean(not any(weights) for *_, weights, _ in rows),
+            "entropy": mean(entropy(shares) for *_, shares in rows if shares),
+            "row_sum": mean(sum(weights) for *_, weights, _ in rows),
         }
 
     check(RowStatistic(), naive, activation)
@@ -106,10 +106,10 @@ def test_sink():
 
 def test_right_and_wrong():
     def naive(batches, heads):
-        values, found = {}, list(over(batches, heads))
-        values["accuracy"] = mean(rows.correct[b, 0, i].item() for rows, _, b, i, *_ in found)
+        values, observed = {}, list(over(batches, heads))
+        values["accuracy"] = mean(rows.correct[b, 0, i].item() for rows, _, b, i, *_ in observed)
         for name, wanted in (("right", True), ("wrong", False)):
-            chosen = [row for row in found if row[0].correct[row[2], 0, row[3]] == wanted]
+            chosen = [row for row in observed if row[0].correct[row[2], 0, row[3]] == wanted]
             values[f"row_sum.{name}"] = mean(sum(weights) for *_, weights, _ in chosen)
             values[f"entropy.{name}"] = mean(entropy(shares) for *_, shares in chosen if shares)
         return values

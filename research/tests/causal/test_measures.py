@@ -71,11 +71,11 @@ def test_recall_is_what_a_repeated_sentence_gains():
             logits = torch.zeros(*input_ids.shape, 5000)
             for row, tokens in enumerate(input_ids.tolist()):
                 seen = {}
-                for place, token in enumerate(tokens):
+                for position, token in enumerate(tokens):
                     if token in seen:
-                        logits[row, place, seen[token]] = 100.0
-                    if place:
-                        seen[tokens[place - 1]] = token
+                        logits[row, position, seen[token]] = 100.0
+                    if position:
+                        seen[tokens[position - 1]] = token
             return type("Output", (), {"logits": logits})
 
     assert recall_at(Copies(), torch.arange(1, 1001), 64) == pytest.approx(math.log(5000), rel=1e-4)
@@ -106,11 +106,11 @@ def test_the_regulariser_is_the_formula():
     weights = torch.rand(2, 2, 3, 5, 5, dtype=torch.double).tril()  # two layers
     weights[0, 0, 0, 3] = 0  # a null row
     expected = torch.zeros(())
-    for row, place in ((row, place) for part in weights.flatten(0, 2) for place, row in enumerate(part)):
+    for row, position in ((row, position) for part in weights.flatten(0, 2) for position, row in enumerate(part)):
         if row.sum() == 0:
             continue
-        shares = row[: place + 1] / row.sum()
+        shares = row[: position + 1] / row.sum()
         entropy = -(shares * shares.log()).sum()
-        expected = expected + 0.1 * row.sum().log().abs() + 0.02 * max(entropy - 0.7 * math.log(place + 1), 0)
-    found = regularization_loss(tuple(weights), 0.1, 0.02, 0.7)
-    assert found.item() == pytest.approx(expected.item() / (2 * 2 * 3 * 5), rel=1e-9)
+        expected = expected + 0.1 * row.sum().log().abs() + 0.02 * max(entropy - 0.7 * math.log(position + 1), 0)
+    loss = regularization_loss(tuple(weights), 0.1, 0.02, 0.7)
+    assert loss.item() == pytest.approx(expected.item() / (2 * 2 * 3 * 5), rel=1e-9)

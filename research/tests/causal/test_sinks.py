@@ -8,9 +8,9 @@ from reluformers_research.sinks import LENGTH, draw_rows, make_mask, train
 
 def test_a_trigger_asks_for_the_mean_of_the_tokens_before_it():
     inputs, outputs, places = draw_rows(20, torch.Generator().manual_seed(0))
-    for row, place in enumerate(places.tolist()):
-        torch.testing.assert_close(outputs[row, place], inputs[row, 1:place].mean(0))
-        outputs[row, place] = 0
+    for row, position in enumerate(places.tolist()):
+        torch.testing.assert_close(outputs[row, position], inputs[row, 1:position].mean(0))
+        outputs[row, position] = 0
     assert outputs.count_nonzero() == 0
 
 
@@ -23,6 +23,8 @@ def test_a_divisor_counts_the_tokens_of_the_mean():
 def test_weights_of_a_run():
     weights = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.02, "entropy_bound": 0.7}
     for preset, row_sum in (("softmax", 1.0), ("reluformer", None)):
-        found = train(AttentionConfig.parse(preset), weights if row_sum is None else dict.fromkeys(weights, 0.0), 1, 3)
-        assert found.steps is None
-        assert row_sum is None or abs(found.row_sum - row_sum) < 1e-5
+        trained = train(
+            AttentionConfig.parse(preset), weights if row_sum is None else dict.fromkeys(weights, 0.0), 1, 3
+        )
+        assert trained.steps is None
+        assert row_sum is None or abs(trained.row_sum - row_sum) < 1e-5

@@ -29,8 +29,8 @@ def test_a_sentence_is_cleaned():
 def test_both_languages_of_a_document_go_to_one_split():
     splits = split_documents(documents(*(rows(f"talk {number}", 6) for number in range(200))))
     where = {}
-    for split, found in splits.items():
-        for document in found:
+    for split, in_split in splits.items():
+        for document in in_split:
             where.setdefault(document.name, []).append((split, document.language))
     assert all(len(places) == 2 and len({split for split, _ in places}) == 1 for places in where.values())
     assert len(where) == 200
@@ -45,9 +45,12 @@ def test_no_training_sentence_is_held_out_or_stands_twice():
         for row in copy:
             row["doc_id"] += " again"
     splits = split_documents(documents(*groups, *copies))
-    of = {split: [(one.language, text) for one in found for text in one.sentences] for split, found in splits.items()}
+    of = {
+        split: [(one.language, text) for one in in_split for text in one.sentences]
+        for split, in_split in splits.items()
+    }
     assert len(of["train"]) == len(set(of["train"]))
-    assert all(len(one.sentences) >= 5 for found in splits.values() for one in found)
+    assert all(len(one.sentences) >= 5 for in_split in splits.values() for one in in_split)
     assert not set(of["train"]) & set(of["validation"] + of["test"])
     assert sum(map(len, of.values())) == 1200
 

@@ -103,8 +103,8 @@ def report_of(table, folder, **options):
 def verdicts(report, measure="accuracy"):
     """By one measure, of a statistic by itself."""
     return {
-        claim.text: found[measure if measure in found else claim.measure].verdict
-        for claim, found in report.verdicts.items()
+        claim.text: by_measure[measure if measure in by_measure else claim.measure].verdict
+        for claim, by_measure in report.verdicts.items()
     }
 
 
@@ -199,9 +199,9 @@ def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
     for seed in (1, 2):
         for name in ("one", "two"):
             save_run(table, tmp_path, name, seed, 0.5)
-    found = report_of(table, tmp_path).verdicts[Claim.parse("one < two")][LOSS]
-    assert (found.verdict, found.difference) == (OPEN, None)
-    assert "schedule" in found.reason
+    verdict = report_of(table, tmp_path).verdicts[Claim.parse("one < two")][LOSS]
+    assert (verdict.verdict, verdict.difference) == (OPEN, None)
+    assert "schedule" in verdict.reason
 
 
 def test_a_row_of_failed_runs_is_judged_by_ranks(table, tmp_path):
@@ -211,9 +211,9 @@ def test_a_row_of_failed_runs_is_judged_by_ranks(table, tmp_path):
         save_run(table, tmp_path, "two", seed, 0.5, loss=1.9 + shift[seed] + (2 * seed) % 5 / 1000)
         save_run(table, tmp_path, "three", seed, 0.5, loss=2.1 if seed == 2 else 4.0 + shift[seed])
     report = report_of(replace(table, claims=[Claim.parse("three < one")]), tmp_path)
-    found = report.verdicts[Claim.parse("three < one")][LOSS]
-    assert found.verdict == AT_ONE_RATE
-    assert found.difference.chance_below(0) == pytest.approx(1 / 252)
+    verdict = report.verdicts[Claim.parse("three < one")][LOSS]
+    assert verdict.verdict == AT_ONE_RATE
+    assert verdict.difference.chance_below(0) == pytest.approx(1 / 252)
     assert isinstance(report.difference("one", "two"), Difference)
 
 
@@ -236,10 +236,10 @@ def test_verdicts_follow_from_the_runs(table, tmp_path):
         save_run(table, tmp_path, "two", seed, 0.80, zeros=0.5 + 0.01 * seed)
         save_run(table, tmp_path, "three", seed, 0.60)
     report = report_of(table, tmp_path)
-    found = verdicts(report)
-    assert found["one < two"] == AT_ONE_RATE
-    assert found["two > three"] == AT_ONE_RATE
-    assert found["zeros: two > one"] == AT_ONE_RATE
+    outcomes = verdicts(report)
+    assert outcomes["one < two"] == AT_ONE_RATE
+    assert outcomes["two > three"] == AT_ONE_RATE
+    assert outcomes["zeros: two > one"] == AT_ONE_RATE
     text = report.markdown()
     assert "| two | – | 3 | 1." in text
     assert "- tiny." in text
@@ -250,10 +250,10 @@ def test_wide_seeds_decide_nothing(table, tmp_path):
         save_run(table, tmp_path, "one", seed, share)
         save_run(table, tmp_path, "two", seed, share + 0.03)
     report = report_of(table, tmp_path)
-    found = {claim.text: found for claim, found in report.verdicts.items()}
-    assert found["one < two"]["accuracy"].verdict == OPEN
-    assert found["one < two"]["accuracy"].found_from > 0.03
-    assert found["two > three"][LOSS].reason == "needs two seeds of both, has 2 and 0"
+    by_claim = {claim.text: verdicts for claim, verdicts in report.verdicts.items()}
+    assert by_claim["one < two"]["accuracy"].verdict == OPEN
+    assert by_claim["one < two"]["accuracy"].found_from > 0.03
+    assert by_claim["two > three"][LOSS].reason == "needs two seeds of both, has 2 and 0"
     assert ", found from " in report.markdown()
     assert "| one | 0.7 | 2 | 1.500 ± 0.707 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
 
@@ -281,8 +281,8 @@ def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
             save_run(table, tmp_path, name, seed, 0.5)
     for chances in ((0.02, 0.9, 0.9), (0.9, 0.02, 0.9), (0.9, 0.9, 0.02)):
         monkeypatch.setattr("reluformers_research.report._chances", lambda *_, chances=chances: chances)
-        found = verdicts(report_of(table, tmp_path))
-        assert {found[text] for text in found if ":" not in text} == {OPEN}
+        outcomes = verdicts(report_of(table, tmp_path))
+        assert {outcomes[text] for text in outcomes if ":" not in text} == {OPEN}
 
 
 @pytest.mark.parametrize(
@@ -357,10 +357,10 @@ def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path, is_g
         gather(folder, tmp_path / "gathered")
         folder = tmp_path / "gathered"
     alone, both = report_of(table, tmp_path / "seeds"), report_of(table, folder)
-    found, wider = (report.difference("two", "one") for report in (alone, both))
-    assert found.value == pytest.approx(wider.value)
+    narrow, wider = (report.difference("two", "one") for report in (alone, both))
+    assert narrow.value == pytest.approx(wider.value)
     spread = (parts["one"] - parts["two"]).std()
-    assert wider.error**2 - found.error**2 == pytest.approx(spread**2 / 400, rel=0.1)
+    assert wider.error**2 - narrow.error**2 == pytest.approx(spread**2 / 400, rel=0.1)
     assert not alone.evidence.has_rows(alone.runs["one"].key, alone.runs["two"].key, LOSS)
 
 
@@ -376,8 +376,8 @@ def test_what_has_to_be_known_of_a_verdict(table, tmp_path):
         report = report_of(table, tmp_path)
         report.difference = lambda *_: Difference(value, error, 20)
         report._judge(table.claims, LOSS)
-        found = report.verdicts[table.claims[0]][LOSS]
-        return found.verdict, found.notes
+        verdict = report.verdicts[table.claims[0]][LOSS]
+        return verdict.verdict, verdict.notes
 
     assert notes_of(0.2, 0.01) == (AT_ONE_RATE, ("ahead",))
     assert notes_of(0.03, 0.001) == (AT_ONE_RATE, ("ahead, by less than matters",))

@@ -18,16 +18,16 @@ def evidence():
 def verdicts(evidence, table, setting="small"):
     """Text of a claim → its verdict by the loss."""
     report = TableReport.of_records(Table.load(table), setting, evidence)
-    return {claim.text: found["loss"] for claim, found in report.verdicts.items() if "loss" in found}
+    return {claim.text: by_measure["loss"] for claim, by_measure in report.verdicts.items() if "loss" in by_measure}
 
 
 def test_a_pattern_is_the_row_of_the_best_rate(evidence):
     report = TableReport.of_records(Table.load("open/learning_rate"), "small", evidence)
     assert report.row_of("*/softmax/0").row.name == "x0.5/softmax/0"
-    found = verdicts(evidence, "open/learning_rate")
-    assert found["*/relu/1.5 > */softmax/0"].verdict == HOLDS
-    assert "x0.5/softmax/0 is best of 3, at their edge" in found["*/relu/1.5 > */softmax/0"].notes
-    assert found["x1/relu/1.5 > x1/relu/1"].verdict == AT_ONE_RATE
+    by_claim = verdicts(evidence, "open/learning_rate")
+    assert by_claim["*/relu/1.5 > */softmax/0"].verdict == HOLDS
+    assert "x0.5/softmax/0 is best of 3, at their edge" in by_claim["*/relu/1.5 > */softmax/0"].notes
+    assert by_claim["x1/relu/1.5 > x1/relu/1"].verdict == AT_ONE_RATE
 
 
 def test_two_rates_are_too_few(evidence):

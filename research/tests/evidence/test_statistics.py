@@ -26,13 +26,13 @@ def model(machine="m", **systems):
 
 def test_two_systems_of_the_same_seeds_are_a_paired_t_test():
     first, second = [3.0, 4.5, 4.0, 7.0], [1.0, 3.5, 1.5, 6.5]
-    found = model(a=first, b=second).difference("a", "b")
+    difference = model(a=first, b=second).difference("a", "b")
     expected = scipy.stats.ttest_rel(first, second)
-    assert found.value == pytest.approx(np.mean(first) - np.mean(second))
-    assert found.degrees == pytest.approx(3)
-    assert found.interval == pytest.approx(tuple(expected.confidence_interval()))
-    assert 2 * found.chance_below(0) == pytest.approx(expected.pvalue)
-    assert found.chance_above(0) == pytest.approx(1 - expected.pvalue / 2)
+    assert difference.value == pytest.approx(np.mean(first) - np.mean(second))
+    assert difference.degrees == pytest.approx(3)
+    assert difference.interval == pytest.approx(tuple(expected.confidence_interval()))
+    assert 2 * difference.chance_below(0) == pytest.approx(expected.pvalue)
+    assert difference.chance_above(0) == pytest.approx(1 - expected.pvalue / 2)
 
 
 def test_many_systems_are_a_block_design_of_two_ways():
@@ -41,9 +41,9 @@ def test_many_systems_are_a_block_design_of_two_ways():
     rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
     error = np.sqrt(2 / 4 * (rest**2).sum() / 15)
     for shift in (0.0, np.array([0.0, 50.0, -20.0, 7.0])):
-        found = model(**dict(zip("abcdef", values + shift, strict=True))).difference("b", "e")
-        assert found.value == pytest.approx(values[1].mean() - values[4].mean())
-        assert (found.error, found.degrees) == pytest.approx((error, 15))
+        difference = model(**dict(zip("abcdef", values + shift, strict=True))).difference("b", "e")
+        assert difference.value == pytest.approx(values[1].mean() - values[4].mean())
+        assert (difference.error, difference.degrees) == pytest.approx((error, 15))
 
 
 def test_a_machine_is_none_of_the_difference():
@@ -87,7 +87,7 @@ def test_the_size_of_the_test_is_near_5_percent():
         "one wide": (SPREADS, 2, 3),
         "steady": (SPREADS, 4, 5),
     }
-    found = {}
+    rates = {}
     for name, (spreads, first, second) in sizes.items():
         wrong = 0
         for _ in range(250):
@@ -96,8 +96,8 @@ def test_the_size_of_the_test_is_near_5_percent():
                 "abcdefgh"[first], "abcdefgh"[second]
             )
             wrong += min(difference.chance_below(0), difference.chance_above(0)) < 0.025
-        found[name] = wrong / 250
-    assert all(0.015 <= size <= 0.12 for size in found.values()), found
+        rates[name] = wrong / 250
+    assert all(0.015 <= size <= 0.12 for size in rates.values()), rates
 
 
 def test_the_test_set_adds_its_part():
@@ -119,14 +119,14 @@ def test_the_spread_of_rows_is_that_of_the_binomial_distribution():
 def test_ranks_are_exact():
     """Five runs that are all below five others: one order of 252, and Holm's four times that is below 5 %."""
     low, high = (4.6, 23.0, 4.2, 2.2, 2.1), (26.3, 25.6, 24.9, 26.9, 25.8)
-    found = RankDifference(high, low)
-    assert found.chance_below(0) == pytest.approx(1 / 252)
-    assert found.chance_above(0) == pytest.approx(1)
-    assert found.chance_below(1.0) == pytest.approx(1 / 252)
-    assert found.chance_above(40.0) == pytest.approx(1 / 252)
+    difference = RankDifference(high, low)
+    assert difference.chance_below(0) == pytest.approx(1 / 252)
+    assert difference.chance_above(0) == pytest.approx(1)
+    assert difference.chance_below(1.0) == pytest.approx(1 / 252)
+    assert difference.chance_above(40.0) == pytest.approx(1 / 252)
     pairs = sorted(one - other for one in high for other in low)
-    assert found.interval == (pairs[2], pairs[-3]), "of 96.8 %, in tables of the test"
-    assert found.value == pairs[12]
+    assert difference.interval == (pairs[2], pairs[-3]), "of 96.8 %, in tables of the test"
+    assert difference.value == pairs[12]
 
 
 def test_three_against_three_cannot_decide():
