@@ -12,18 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig, PreTrainedModel
 
-# Imported from its module, see reluformers.images.scoring.
+# It is imported from its module: some supported versions ask for torchvision behind the short name.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.conversion.sources import SOURCES
 from reluformers.images import onnx_model as images
-from reluformers.images.recipe import ImageRecipe
 from reluformers.images.scoring import load_image_model
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.onnx.sessions import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
 from reluformers.translation.decoding import ONE_BEST, saved_languages
-from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
 
 _ALIGNMENT = ("layer", "head", "shifted")
@@ -111,7 +109,7 @@ IMAGES = Exporter(
     tokens=lambda model, inputs: [model(**inputs).logits.argmax(-1)],
     differing=lambda one, other: int((one.logits.argmax(-1) != other.logits.argmax(-1)).sum()),
 )
-EXPORTERS = {TranslationRecipe.task: TRANSLATION, ImageRecipe.task: IMAGES}
+EXPORTERS = {"translation": TRANSLATION, "image-classification": IMAGES}
 
 
 def differing_rows(one: Tensor, other: Tensor) -> int:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
-# Imported from its module: some supported versions ask for torchvision behind the short name.
+# It is imported from its module: some supported versions ask for torchvision behind the short name.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
@@ -24,7 +24,9 @@ from reluformers.saved_models import load_model
 
 from .augmentation import ImageCollator
 from .loading import load_image_split
-from .recipe import ImageRecipe
+
+if TYPE_CHECKING:
+    from .recipe import ImageRecipe
 
 TOP = 5  # So many classes of each image are kept.
 NOWHERE = -1  # An image whose logits are not finite has this class.
@@ -175,12 +177,12 @@ class ImageScoring(ScoringOptions):
 class ImageScorer(Scorer):
     """Classifies a split and compares with its labels; see `Scorer`."""
 
-    task = ImageRecipe.task
+    task = "image-classification"
     options_class = ImageScoring
     options: ImageScoring
 
     @staticmethod
-    def recipe_options(recipe: ImageRecipe) -> dict[str, Any]:
+    def recipe_options(recipe: "ImageRecipe") -> dict[str, Any]:
         """Columns."""
         return {"image_column": recipe.data.image_column, "label_column": recipe.data.label_column}
 

@@ -25,8 +25,36 @@ from reluformers.data.names import marked_as_local
 from reluformers.data.sources import name_in_errors
 from reluformers.files import write_text
 
-from .transfer import TransferOptions
 from .yaml_files import read_sections, to_yaml
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """Keys of a recipe's `model` section that say what model training starts from, and what it does in training.
+
+    Args:
+        start: folder or Hub id of the model, the original; None for a fresh one.
+        sites: where its attention is exchanged for that of `preset`; None for everywhere.
+        calibration_rows: of the training set, that the new attention is fitted on.
+        distillation: w of `Transfer`, in [0, 1].
+        attention_distillation: its a, 0 or more.
+    """
+
+    start: str | None = None
+    sites: list[str] | None = None
+    calibration_rows: int = 128
+    distillation: float = 0.0
+    attention_distillation: float = 0.0
+
+    def __post_init__(self):
+        check_number("model", "distillation", self.distillation, "[0, 1]")
+        check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
+
+    @property
+    def is_distilled(self) -> bool:
+        """Whether the original is asked about every batch."""
+        return self.distillation > 0 or self.attention_distillation > 0
+
 
 # A recipe must not set these fields, which are options of `train`.
 _IDLE = ("output_dir", "resume_from_checkpoint")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,41 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
-from reluformers.configuration.field_checks import check_number
 from reluformers.conversion.calibration import RecordedCall, exchanged_modules, recording
 from reluformers.conversion.convert import build_model, open_source
 
+from .recipe import Recipe, TransferOptions
+
 if TYPE_CHECKING:
-    from .recipe import Recipe
     from .trainer import TaskTrainer
-
-
-@dataclass(frozen=True)
-class TransferOptions:
-    """Keys of a recipe's `model` section that say what model training starts from, and what it does in training.
-
-    Args:
-        start: folder or Hub id of the model, the original; None for a fresh one.
-        sites: where its attention is exchanged for that of `preset`; None for everywhere.
-        calibration_rows: of the training set, that the new attention is fitted on.
-        distillation: w of `Transfer`, in [0, 1].
-        attention_distillation: its a, 0 or more.
-    """
-
-    start: str | None = None
-    sites: list[str] | None = None
-    calibration_rows: int = 128
-    distillation: float = 0.0
-    attention_distillation: float = 0.0
-
-    def __post_init__(self):
-        check_number("model", "distillation", self.distillation, "[0, 1]")
-        check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
-
-    @property
-    def is_distilled(self) -> bool:
-        """Whether the original is asked about every batch."""
-        return self.distillation > 0 or self.attention_distillation > 0
 
 
 def divergences(logits: Tensor, reference: Tensor) -> Tensor:
@@ -155,7 +126,7 @@ class Transfer(TrainerCallback):
         return outputs
 
 
-def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str, Any] | None = None) -> None:
+def add_transfer(trainer: "TaskTrainer", recipe: Recipe, new_labels: dict[str, Any] | None = None) -> None:
     """Let the model that a run starts from take part in training as its recipe says.
 
     A compiled or sharded model has no modules whose inputs could be recorded, and only distributions over the same
