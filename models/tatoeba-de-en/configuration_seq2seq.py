@@ -350,9 +350,9 @@ class TransformerConfig(PreTrainedConfig):
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
         if value is not None and is_attention:
             # A dict of some fields changes the attention that is there; at first that is the family's.
-            found = (getattr(self, name, None), self.attention, type(self).attention)
+            starts = (getattr(self, name, None), self.attention, type(self).attention)
             try:
-                value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
+                value = AttentionConfig.parse(value, start=next(one for one in starts if one is not None))
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         super().__setattr__(name, value)

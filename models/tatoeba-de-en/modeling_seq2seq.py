@@ -827,11 +827,11 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
         # The cache is given by position, because transformers' checkpointing handles one that is given by name.
-        hidden_states, found = self.run_layers(
+        hidden_states, layer_rows = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
-        site_rows = self.site_rows([part[:2] for part in found], mask, "decoder")
-        site_rows += self.site_rows([part[2:] for part in found], source_mask, "cross")
+        site_rows = self.site_rows([part[:2] for part in layer_rows], mask, "decoder")
+        site_rows += self.site_rows([part[2:] for part in layer_rows], source_mask, "cross")
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states, site_rows=site_rows or None, **{CACHE_NAME: cache}
         )

@@ -117,12 +117,12 @@ class TranslationPipeline(Pipeline):
         options["return_dict_in_generate"] = False
         # Only tokens are needed: weights of alignments come from one pass over the finished translation, below.
         tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
-        found, batch = {"tokens": tokens}, len(input_ids)
+        outputs, batch = {"tokens": tokens}, len(input_ids)
         if return_alignments:
             sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
-            found["weights"] = self.alignment_weights(*sources, tokens)
+            outputs["weights"] = self.alignment_weights(*sources, tokens)
         # Each translation has its own row.
-        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}
+        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in outputs.items()}}
 
     def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
         with TOKENIZING:
@@ -268,14 +268,14 @@ def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int],
 def _split_by_pieces(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str) -> Words:
     """`split_text` by what the pieces of a text spell: Marian decodes tokens by the target's vocabulary alone."""
     starts: list[int | None] = []
-    found = 0
+    index = 0
     with TOKENIZING:
         pieces = tokenizer.tokenize(text)[: len(tokens)]
         ids = tokenizer.convert_tokens_to_ids(pieces)
         for token in tokens:
-            is_of_text = ids[found : found + 1] == [token]  # All others mark the end or a language.
-            starts.append(len(tokenizer.convert_tokens_to_string(pieces[:found])) if is_of_text else None)
-            found += is_of_text
+            is_of_text = ids[index : index + 1] == [token]  # All others mark the end or a language.
+            starts.append(len(tokenizer.convert_tokens_to_string(pieces[:index])) if is_of_text else None)
+            index += is_of_text
     return _words(text, starts, pattern)
 
 

@@ -865,9 +865,9 @@ def fused_attention(
         and mask.is_structured
         and (mask.query_len > 1 or key.shape[1] < query.shape[1] or hasattr(key, "pages"))
     ):
-        found = attention_by_kernels(*arguments)
-        if found is not None:
-            return found
+        result = attention_by_kernels(*arguments)
+        if result is not None:
+            return result
     return attention_in_blocks(*arguments)
 
 
@@ -894,10 +894,10 @@ def attention_by_kernels(
         dropout=formula.dropout,
         needed_statistics=statistics,
     )
-    found = kernels.attention(query, key, value, options, divisor, normalizer, formula.attention.has_late_statistics)
-    if found is None:
+    result = kernels.attention(query, key, value, options, divisor, normalizer, formula.attention.has_late_statistics)
+    if result is None:
         return None
-    output, row_sums, weighted_logs, _ = found
+    output, row_sums, weighted_logs, _ = result
     return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
 
 
@@ -1083,7 +1083,7 @@ class MultiHeadAttention(AttentionVariant):
         bias: whether the projections add a bias.
         output_bias: whether that of the output does; None for `bias`.
         dropout: share of weights dropped in training.
-        layer_idx: place in the cache; needed only with one.
+        layer_idx: index of the layer in the cache; needed only with one.
     """
 
     def __init__(

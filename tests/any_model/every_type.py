@@ -311,9 +311,7 @@ def table(found: dict[str, Found]) -> str:
         f"With transformers {transformers.__version__}, {len(groups['exact'])} types are exact, "
         f"{len(groups['in parts'])} are exact in parts, {len(groups['refused'])} are refused and "
         f"{len(groups['untried'])} were not tried. {len(groups['none'])} types call no attention through the "
-        f"interface of transformers. {len(groups['part'])} types have no model of their own. The exact types and "
-        f"parts use {len(reached_files(found))} of the {len(files_with_interface())} files that call the "
-        f"interface. Of the other files, {len(files_left_out(found))} belong to no refused type.",
+        f"interface of transformers, and {len(groups['part'])} have no model of their own.",
         "",
         "| | model types |",
         "| --- | --- |",
@@ -321,8 +319,6 @@ def table(found: dict[str, Found]) -> str:
         f"| exact in parts, the whole was not tried | {', '.join(groups['in parts'])} |",
         *(f"| refused: {why} | {', '.join(types)} |" for why, types in sorted(reasons.items())),
         *(f"| softmax stays in {what} | {', '.join(types)} |" for what, types in sorted(kept.items())),
-        f"| no model of their own | {', '.join(groups['part'])} |",
-        f"| not tried: no tiny model of it runs here | {', '.join(groups['untried'])} |",
     ]
     return "\n".join(lines)
 
