@@ -86,11 +86,11 @@ def push_to_hub(
         card = staging / CARD_FILE
         named = _pinned_revision(card, repo_id, revision)
         name = named or hub.head_tag or hub.next_tag
-        if not card.is_file():
+        if card.is_file():
+            _refuse_unused(card_options, folder)
+        else:
             report(f"{folder}: writing the card")
             write_card(folder, repo_id, revision=name, output=staging, **card_options)
-        elif unused := card_options.keys() - {"held_out", "space"}:
-            raise ValueError(f"{', '.join(sorted(unused))}: of a new card, but {folder} has {CARD_FILE}")
         _pin(card, name)
         report(f"{folder}: opening it where reluformers is not installed")
         check = check_folder(staging)
@@ -105,6 +105,13 @@ def push_to_hub(
         is_new = hub.release(staging, name, private, report, confirm)
         licence = _licence(card)
     return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, licence, is_new, hub.private)
+
+
+def _refuse_unused(card_options: dict[str, Any], folder: str | Path) -> None:
+    """Refuse options of a new card for a folder that has one."""
+    unused = sorted(card_options.keys() - {"held_out", "space"})
+    if unused:
+        raise ValueError(f"{', '.join(unused)}: of a new card, but {folder} has {CARD_FILE}")
 
 
 def _licence(card: Path) -> str:
