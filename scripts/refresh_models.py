@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from reluformers.errors import run_main
 from reluformers.files import read_json, write_json
-from reluformers.publish.folder_check import check_folder, write_answers
+from reluformers.publish.folder_check import check_folder
 from reluformers.saved_code.registry import save_payload
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -25,9 +25,7 @@ def main() -> None:
         save_payload(config, folder)
         names = {name: getattr(config, name) for name in ("auto_map", "custom_pipelines") if hasattr(config, name)}
         write_json(path, read_json(path) | names)
-        check = check_folder(folder)
-        if not check.is_stored:
-            write_answers(folder, check.answers)
+        check = check_folder(folder, store=True)
         print(f"{folder.name}: logits of the folder's code differ from the library's by {check.difference:.1e}")
 
 

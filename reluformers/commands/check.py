@@ -15,7 +15,7 @@ import transformers
 from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
-from reluformers.publish.folder_check import check_folder, write_answers
+from reluformers.publish.folder_check import check_folder
 from reluformers.publish.release import CHECK_FILE, read_saved_model, refuse_foreign_code
 from reluformers.training.checkpoints import check_model
 
@@ -35,14 +35,13 @@ def run(options: argparse.Namespace) -> None:
         folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
     refuse_foreign_code(read_saved_model(folder), options.trust_code, print, shown_as=options.model)
-    check = check_folder(folder, options.write)
+    check = check_folder(folder, renew=options.write, store=options.write)
     name = check.model_class.rpartition(".")[2]
     print(f"{options.model}: opens without reluformers as {name}; its logits differ by {check.difference:.1e}")
     print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")
     if check.is_stored:
         print(f"{options.model}: the {len(check.answers)} answers in {CHECK_FILE} are the same")
     elif options.write:
-        write_answers(folder, check.answers)
         print(f"{folder / CHECK_FILE}: {len(check.answers)} answers stored")
     else:
         print(f"{options.model}: no {CHECK_FILE} to compare answers with; --write makes one")

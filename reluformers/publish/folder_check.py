@@ -37,12 +37,13 @@ class FolderCheck(NamedTuple):
     is_stored: bool
 
 
-def check_folder(folder: Path, renew: bool = False) -> FolderCheck:
+def check_folder(folder: Path, renew: bool = False, store: bool = False) -> FolderCheck:
     """Compare the installed classes, and the answers stored in a folder, with a process that has only the folder.
 
     Args:
         folder: of a saved model.
-        renew: leave the stored answers out, which are to be written anew.
+        renew: leave out the stored answers, which are to be written anew.
+        store: write the answers into the folder if it has none, or they are left out.
 
     Raises:
         ValueError: its weights are not finite, it does not open there, the logits differ by more than
@@ -69,6 +70,9 @@ def check_folder(folder: Path, renew: bool = False) -> FolderCheck:
         fault = f"answers otherwise than {CHECK_FILE} says, which `reluformers check --write` renews: {differences[0]}"
     if fault:
         raise ValueError(f"{folder}: {fault}")
+    if store and not stored:
+        # Anybody can see later that the model still gives these answers.
+        write_json(folder / CHECK_FILE, {"format_version": CHECK_VERSION, "answers": answer["answers"]})
     return FolderCheck(task.name, answer["model_class"], answer["difference"], answer["answers"], bool(stored))
 
 
@@ -85,11 +89,6 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     """The answers that a folder holds; none if it has no `CHECK_FILE`."""
     path = folder / CHECK_FILE
     return read_json(path)["answers"] if path.is_file() else []
-
-
-def write_answers(folder: Path, answers: list[dict[str, Any]]) -> None:
-    """Store what a model answers, so that anybody can see later that it still does."""
-    write_json(folder / CHECK_FILE, {"format_version": CHECK_VERSION, "answers": answers})
 
 
 def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]) -> list[str]:

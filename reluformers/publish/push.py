@@ -20,7 +20,7 @@ from reluformers.tasks import task_named
 
 from .card import CARD_FILE, MARK, write_card
 from .finished_run import read_results
-from .folder_check import check_folder, write_answers
+from .folder_check import check_folder
 from .release import REMOVED, read_saved_model, refuse_foreign_code, refuse_tokens, stage_files
 
 # It finds models that a card's examples load.
@@ -93,9 +93,7 @@ def push_to_hub(
             write_card(folder, repo_id, revision=name, output=staging, **card_options)
         _pin(card, name)
         report(f"{folder}: opening it where reluformers is not installed")
-        check = check_folder(staging)
-        if not check.is_stored:
-            write_answers(staging, check.answers)
+        check = check_folder(staging, store=True)
         refuse_tokens(staging)
         if named is None and name != hub.next_tag and hub.changes(staging):
             name = hub.next_tag
@@ -103,8 +101,7 @@ def push_to_hub(
         if any(stamp(path) != before for path, before in stamps.items()):
             raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
         is_new = hub.release(staging, name, private, report, confirm)
-        licence = _licence(card)
-    return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, licence, is_new, hub.private)
+        return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, _licence(card), is_new, hub.private)
 
 
 def _refuse_unused(card_options: dict[str, Any], folder: str | Path) -> None:

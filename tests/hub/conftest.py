@@ -40,4 +40,4 @@ def hub(monkeypatch):
 @pytest.fixture
 def unchecked(monkeypatch):
     """Leaves the clean process out, which takes seconds and has tests of its own."""
-    monkeypatch.setattr(push, "check_folder", lambda folder: CHECKED)
+    monkeypatch.setattr(push, "check_folder", lambda folder, store: CHECKED)

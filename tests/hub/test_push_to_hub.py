@@ -146,14 +146,14 @@ def test_code_that_is_not_ours_is_pushed_where_it_is_trusted(folder, hub, unchec
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_weights_that_change_meanwhile_are_not_pushed(folder, hub, unchecked, monkeypatch, change):
     path = folder / "model.safetensors"
-    monkeypatch.setattr(push, "check_folder", lambda staging: change(path) or CHECKED)
+    monkeypatch.setattr(push, "check_folder", lambda staging, store: change(path) or CHECKED)
     with pytest.raises((ValueError, OSError)):
         push_to_hub(folder, REPO, api=client(hub))
     assert not hub.repos
 
 
 def test_somebody_else_commits_meanwhile(saved, hub, unchecked, monkeypatch):
-    def commit_meanwhile(folder):
+    def commit_meanwhile(folder, store):
         client(hub).upload_file(repo_id=REPO, path_in_repo="LICENSE", path_or_fileobj=b"text")
         return CHECKED
 
