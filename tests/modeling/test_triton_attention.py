@@ -15,6 +15,7 @@ from reluformers_kernels import PassOptions, triton_attention, triton_start
 from reluformers_kernels.computation import choose_computation
 from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
 
+COMPILES = triton_attention._compiles
 needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
 
 
@@ -84,111 +85,6 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(hopper()) == "blocks"
 
 
-@needs_triton
-def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert [computation_of(hopper()) for _ in range(2)] == ["blocks"] * 2
-    assert caplog.text.count("triton compiles nothing here") == 1
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("dtype", "length", "memory", "index"),
-    [
-        (torch.bfloat16, 256, 227, 1),
-        (torch.bfloat16, 257, 227, 0),
-        (torch.bfloat16, 257, 163, 1),
-        (torch.float32, 256, 227, 0),
-    ],
-    ids=str,
-)
-def test_tiles_follow_memory_and_length(dtype, length, memory, index, monkeypatch):
-    monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: memory * 1024)
-    size = "float32" if dtype == torch.float32 else 64
-    device = torch.device("cuda", 0)
-    assert triton_attention.tile_of("forward", dtype, 48, length, device) == TILES["forward"][size][index]
-
-
-class Started:
-    """A compiled kernel that writes down what it is started with."""
-
-    function = packed_metadata = None
-
-    def __init__(self, calls: list):
-        self.calls = calls
-
-    def run(self, *arguments) -> None:
-        self.calls.append(arguments)
-
-
-class StartedKernel:
-    """A kernel of triton that is compiled by being started."""
-
-    def __init__(self, calls: list):
-        self.calls, self.compiled = calls, []
-
-    def __getitem__(self, grid):
-        return self.start
-
-    def start(self, *arguments, **options) -> Started:
-        self.compiled.append(arguments)
-        return Started(self.calls)
-
-
-@needs_triton
-def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
-    calls = []
-    kernel = StartedKernel(calls)
-    monkeypatch.setattr(triton_start, "_kept", {})
-    monkeypatch.setattr(triton_start, "MOST_KEPT", 2)
-    monkeypatch.setitem(triton_attention.KERNELS, "forward", kernel)
-    monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: 227 * 1024)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are
-    monkeypatch.setattr(triton_attention.triton.runtime.driver, "_active", MagicMock())
-    query, key, value, _ = draw(2, 4, 48, 80, 64, torch.bfloat16)
-    key, value = key[:, :2], value[:, :2]
-    options = pass_options(activation="relu", row_factors=torch.ones(1, 48), causal_offset=32)
-    for _ in range(2):
-        triton_forward(query, key, value, options)
-    first, second = kernel.compiled[0], calls[0][9:]
-    assert len(kernel.compiled) == len(calls) == 1
-    for given, kept in zip(first, second, strict=True):
-        assert type(given) is Tensor or given == kept
-    assert second[0] == query.data_ptr()
-    # another dtype of an option, places that are no multiples of 16 bytes, and a third kind beyond the bound
-    triton_forward(query, key, value, options._replace(row_factors=None))
-    triton_forward(query[:, :, 1:], key, value, options._replace(row_factors=None))
-    assert len(kernel.compiled) == 2
-    narrow = torch.empty(2, 48, 4, 65, dtype=torch.bfloat16).transpose(1, 2)[..., 1:]
-    for _ in range(2):
-        triton_forward(narrow, key, value, options)
-    assert len(kernel.compiled) == 4
-    triton_forward(query, key, value, options._replace(activation="gelu"))
-    assert len(triton_start._kept) == 1
-
-
-def test_without_triton_blocks_do_it(hopper, monkeypatch):
-    monkeypatch.setattr(triton_attention, "triton", None)
-    assert computation_of(hopper()) == "blocks"
-
-
-class CompilingKernel:
-    """Compiles what it is called with, and runs nothing."""
-
-    def __init__(self, kernel):
-        self.kernel, self.compiled = kernel, None
-
-    def __getitem__(self, grid: tuple[int]):
-        return self.compile
-
-    def compile(self, *arguments, **options) -> "CompilingKernel":
-        self.compiled = self.kernel.warmup(*arguments, **options, grid=(1,))
-        return self
-
-
 @pytest.fixture
 def compile_for_hopper(monkeypatch, tmp_path):
     """Function of a kernel's name, its tile, tensors and options that returns the kernel compiled for an H100."""
@@ -203,10 +99,13 @@ def compile_for_hopper(monkeypatch, tmp_path):
     written = dict(triton_attention.KERNELS)
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
 
     def compile_call(name: str, tile: tuple[int, int, int, int], states: tuple[Tensor, ...], **options):
-        kernel = CompilingKernel(written[name])
+        kernel, compiled = MagicMock(), []
+        compile_kernel = written[name].warmup
+        kernel.__getitem__.return_value.side_effect = lambda *arguments, **keywords: compiled.append(
+            compile_kernel(*arguments, **keywords, grid=(1,))
+        )
         monkeypatch.setattr(triton_attention, "tile_of", lambda *_: tile)
         monkeypatch.setattr(triton_start, "_kept", {})
         kernels = {**{other: MagicMock() for other in TILES}, name: kernel}
@@ -216,32 +115,16 @@ def compile_for_hopper(monkeypatch, tmp_path):
         output, *row_grads, _ = triton_forward(*states[:3], options)
         triton_backward(output, *row_grads, *states[:3], options)
         triton_thresholds(*states[:2], options)
-        return kernel.compiled
+        return compiled[-1]
 
     return compile_call
 
 
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.parametrize("size", TILES["forward"])
-@pytest.mark.parametrize("name", TILES)
-def test_tiles_fit_into_a_hopper(compile_for_hopper, capfd, name, size):
-    dtype, head_dim = (torch.float32, 128) if size == "float32" else (torch.bfloat16, size)
-    states = draw(1, 2, 48, 80, head_dim, dtype)
-    kernels = [
-        compile_for_hopper(name, tile, states, activation="relu", scale=0.1, causal_offset=1)
-        for tile in TILES[name][size]
-    ]
-    assert max(kernel.metadata.shared for kernel in kernels) <= 227 * 1024
-    assert kernels[-1].metadata.shared <= 99 * 1024
-    assert "serialized" not in "".join(capfd.readouterr())  # what the assembler says of products that wait
-
-
 CALLS = [(activation, dtype, False) for activation in ACTIVATIONS for dtype in TOLERANCES]
 CALLS += [("relu", torch.bfloat16, True), ("relu2", torch.bfloat16, True)]
-CALLS = [pytest.param(*call, marks=() if call[:2] == ("relu", torch.bfloat16) else pytest.mark.slow) for call in CALLS]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(("activation", "dtype", "has_rows"), CALLS, ids=str)
 @pytest.mark.parametrize("name", TILES)
@@ -256,3 +139,54 @@ def test_everything_compiles(compile_for_hopper, name, activation, dtype, has_ro
     tile = TILES[name]["float32" if dtype == torch.float32 else 64][-1]
     states = (query, key, value, direction)
     assert compile_for_hopper(name, tile, states, activation=activation, **options).asm["cubin"]
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("size", TILES["forward"])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_fit_into_a_hopper(compile_for_hopper, name, size):
+    states = draw(1, 2, 48, 80, 128, torch.float32) if size == "float32" else draw(1, 2, 48, 80, size, torch.bfloat16)
+    for tile in TILES[name][size]:
+        kernel = compile_for_hopper(name, tile, states, activation="relu", scale=0.1, causal_offset=1)
+        assert kernel.metadata.shared <= 227 * 1024
+    assert kernel.metadata.shared <= 99 * 1024
+
+
+@needs_triton
+def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
+    kernel = MagicMock()
+    compile_kernel = kernel.__getitem__.return_value
+    monkeypatch.setattr(triton_start, "_kept", {})
+    monkeypatch.setattr(triton_start, "MOST_KEPT", 2)
+    monkeypatch.setitem(triton_attention.KERNELS, "forward", kernel)
+    monkeypatch.setattr(triton_attention, "_shared_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where tensors of a CPU are
+    monkeypatch.setattr(triton_attention.triton.runtime.driver, "_active", MagicMock())
+    query, key, value, _ = draw(2, 4, 48, 80, 64, torch.bfloat16)
+    key, value = key[:, :2], value[:, :2]
+    options = pass_options(activation="relu", row_factors=torch.ones(1, 48), causal_offset=32)
+    for _ in range(2):
+        triton_forward(query, key, value, options)
+    (first,), (second,) = compile_kernel.call_args_list, compile_kernel.return_value.run.call_args_list
+    assert second.args[9] == query.data_ptr()
+    for given, kept in zip(first.args, second.args[9:], strict=True):
+        assert type(given) is Tensor or given == kept
+    # another dtype of an option, places that are no multiples of 16 bytes, and a third kind beyond the bound
+    triton_forward(query, key, value, options._replace(row_factors=None))
+    triton_forward(query[:, :, 1:], key, value, options._replace(row_factors=None))
+    assert compile_kernel.call_count == 2
+    narrow = torch.empty(2, 48, 4, 65, dtype=torch.bfloat16).transpose(1, 2)[..., 1:]
+    for _ in range(2):
+        triton_forward(narrow, key, value, options)
+    assert compile_kernel.call_count == 4
+    triton_forward(query, key, value, options._replace(activation="gelu"))
+    assert len(triton_start._kept) == 1
+
+
+def test_without_triton_or_a_compiler_blocks_do_it(hopper, monkeypatch):
+    monkeypatch.setattr(triton_attention, "_compiles", COMPILES)
+    triton_attention._is_usable.cache_clear()
+    assert computation_of(hopper()) == "blocks"
+    monkeypatch.setattr(triton_attention, "triton", None)
+    assert computation_of(hopper()) == "blocks"
