@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs
 @pytest.mark.parametrize(
     "keyword",
     [
-        "dropout_is_the_same or float16_weights or relu2 or sparsemax or rms_norm-torch.float32",
+        "dropout_is_the_same or float16_weights or relu2-float32 or sparsemax-float32 or rms_norm-torch.float32",
         pytest.param("", marks=pytest.mark.slow),
     ],
     ids=["some", "all"],

@@ -20,6 +20,7 @@ from reluformers_kernels import PassOptions, triton_attention
 from reluformers_kernels import fused_attention as fused
 from reluformers_kernels.triton_attention import triton_forward
 
+from .test_attention_matrix import compute_by
 from .test_every_computation import draw_kept, draw_weights
 
 
@@ -39,6 +40,7 @@ def test_faint_weights_of_softplus_count():
 
 
 def test_dropout_is_the_same_in_every_tile(monkeypatch):
+    compute_by("triton", monkeypatch)
     states = draw_weights("triton")
     (kept,) = draw_kept(states, 5)
     for queries, keys in ((32, 16), (16, 32), (16, 64), (16, 128)):
