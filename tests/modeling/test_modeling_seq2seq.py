@@ -26,32 +26,6 @@ from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.modeling.regularization import regularizer_sums
 
 
-@pytest.mark.parametrize(
-    ("preset", "fields", "spreads"),
-    [
-        # U(±b) has a spread of b/√3: q, k and v count as one map of 3·64 outputs
-        ("softmax", {"initialization": "xavier"}, {"q_proj": (2 / 256) ** 0.5, "out_proj": (2 / 128) ** 0.5}),
-        ("reluformer", {"initialization": "xavier"}, {"v_proj": (2 / 256) ** 0.5, "fc1": (2 / 256) ** 0.5}),
-        ("rela-g", {"initialization": "normal"}, {"q_proj": 0.02, "out_proj": 0.02, "fc1": 0.02, "fc2": 0.02}),
-        ("qknorm", {}, {"k_proj": (2 / 320) ** 0.5, "out_proj": (2 / 320) ** 0.5, "fc2": (2 / 256) ** 0.5}),
-        ("rela-i", {}, {"output_norm": (1 / 64) ** 0.5}),
-    ],
-)
-def test_maps_start_as_the_configuration_says(preset, fields, spreads):
-    sizes = {"d_model": 64, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192, **fields}
-    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config(preset, **{**TINY, **sizes}))
-    for name, spread in spreads.items():
-        weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(f"{name}.weight")])
-        assert weights.std().item() == pytest.approx(spread, rel=0.1), name
-    embeddings = model.get_input_embeddings().weight
-    expected = 0.01 / 3**0.5 if model.config.embedding_norm == "fix_norm" else 64**-0.5
-    assert embeddings.std().item() == pytest.approx(expected, rel=0.1)
-    if model.config.embedding_bias:
-        biases = torch.cat([model.model.encoder.embedding_bias, model.model.decoder.embedding_bias])
-        assert biases.std().item() == pytest.approx(1 / 8, rel=0.25)
-        assert biases.abs().max() <= (3 / 64) ** 0.5
-
-
 def test_sinusoids_are_those_of_the_papers():
     """At place 3 in 8 channels; the papers' rates are in the docstring of the module."""
     halves, usual = ([3 * 10000 ** (-step / steps) for step in range(4)] for steps in (3, 4))
@@ -64,22 +38,6 @@ def test_sinusoids_are_those_of_the_papers():
     for layout, row in expected.items():
         found = SinusoidalPositions(5, 8, layout)(torch.tensor([3]))[0]
         torch.testing.assert_close(found, torch.tensor(row), msg=layout)
-
-
-@all_presets
-def test_padding_on_either_side_changes_nothing(preset):
-    model, batch = build_model(preset), draw_pairs()
-    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -100, 5)
-    right = logits_of(model, labels=batch["labels"])
-    for row in range(3):
-        length = int(batch["attention_mask"][row].sum())
-        alone = model(input_ids=batch["input_ids"][row : row + 1, :length], labels=batch["labels"][row : row + 1])
-        torch.testing.assert_close(alone.logits[0], right[row], rtol=1e-4, atol=1e-5)
-    shifts = (batch["attention_mask"] == 0).sum(1).tolist()
-    for key in ("input_ids", "attention_mask"):
-        batch[key] = torch.stack([row.roll(shift) for row, shift in zip(batch[key], shifts, strict=True)])
-    left = logits_of(model, **batch)
-    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -153,31 +111,6 @@ def test_resizing_separate_vocabularies_leaves_the_target_side(tmp_path):
         assert loaded.get_decoder().embed_tokens.num_embeddings == 30
 
 
-@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
-def test_mask_of_four_dimensions_and_embeddings_as_input(preset):
-    model, batch = build_model(preset), draw_pairs()
-    expected = logits_of(model)
-    ready = batch["attention_mask"][:, None, None, :]
-    for mask in (ready, ready.bool(), 3 * batch["attention_mask"]):
-        torch.testing.assert_close(logits_of(model, attention_mask=mask), expected)
-    embeddings = model.get_input_embeddings()(batch["input_ids"])
-    torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)
-
-
-def test_a_ready_mask_may_tell_queries_apart_in_the_encoder_alone():
-    model = build_model("reluformer").eval()
-    batch = draw_pairs()
-    ids, length = batch["input_ids"], batch["input_ids"].shape[1]
-    causal = torch.ones(len(ids), 1, length, length, dtype=torch.bool).tril()
-    states = model.model.encoder(input_ids=ids, attention_mask=causal).last_hidden_state
-    changed = model.model.encoder(input_ids=ids.roll(1, 0), attention_mask=causal).last_hidden_state
-    first = model.model.encoder(input_ids=ids[:, :1], attention_mask=causal[:, :, :1, :1]).last_hidden_state
-    torch.testing.assert_close(states[:, :1], first)
-    assert not torch.allclose(states, changed)
-    with pytest.raises(ValueError, match="cross-attention"):
-        model(input_ids=ids, attention_mask=causal, labels=batch["labels"])
-
-
 IDS = torch.full((3, 7), 5)
 BAD_INPUTS = {
     "max_position_embeddings": {"labels": torch.full((3, TINY["max_position_embeddings"] + 1), 5)},
@@ -241,3 +174,60 @@ def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
         decoded = model.get_decoder()(labels.clamp_min(1), encoder_hidden_states=encoded, query_mask=labels.ne(-100))
         sums.append(regularizer_sums(decoded.site_rows, model.config.entropy_bound))
     torch.testing.assert_close(*sums)
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "spreads"),
+    [
+        # U(±b) has a spread of b/√3: q, k and v count as one map of 3·64 outputs
+        ("softmax", {"initialization": "xavier"}, {"q_proj": (2 / 256) ** 0.5, "out_proj": (2 / 128) ** 0.5}),
+        ("rela-g", {"initialization": "normal"}, dict.fromkeys(("q_proj", "out_proj", "fc1", "fc2"), 0.02)),
+        ("qknorm", {}, {"k_proj": (2 / 320) ** 0.5, "out_proj": (2 / 320) ** 0.5, "fc2": (2 / 256) ** 0.5}),
+        ("rela-i", {}, {"output_norm": 1 / 8}),
+    ],
+)
+def test_maps_start_as_the_configuration_says(preset, fields, spreads):
+    sizes = {"d_model": 64, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192, **fields}
+    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config(preset, **{**TINY, **sizes}))
+    spreads["embed_tokens"] = 0.01 / 3**0.5 if preset == "qknorm" else 1 / 8
+    for name, spread in spreads.items():
+        weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(f"{name}.weight")])
+        assert weights.std().item() == pytest.approx(spread, rel=0.1), name
+    if model.config.embedding_bias:
+        biases = torch.cat([model.model.encoder.embedding_bias, model.model.decoder.embedding_bias])
+        assert biases.std().item() == pytest.approx(1 / 8, rel=0.25)
+        assert biases.abs().max() <= (3 / 64) ** 0.5
+
+
+@all_presets
+def test_padding_on_either_side_changes_nothing(preset):
+    model, batch = build_model(preset), draw_pairs()
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -100, 5)
+    right = logits_of(model, **batch)
+    lengths = batch["attention_mask"].sum(1).tolist()
+    for row, length in enumerate(lengths):
+        alone = model(input_ids=batch["input_ids"][row : row + 1, :length], labels=batch["labels"][row : row + 1])
+        torch.testing.assert_close(alone.logits[0], right[row], rtol=1e-4, atol=1e-5)
+    for key in ("input_ids", "attention_mask"):
+        rows = zip(batch[key], lengths, strict=True)
+        batch[key] = torch.stack([row.roll(len(row) - length) for row, length in rows])
+    torch.testing.assert_close(logits_of(model, **batch), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_masks_of_any_form_and_embeddings_as_input(preset):
+    model, batch = build_model(preset), draw_pairs()
+    expected, mask = logits_of(model), batch["attention_mask"]
+    for form in (mask[:, None, None].bool(), mask[:, None, None], 3 * mask):
+        torch.testing.assert_close(logits_of(model, attention_mask=form), expected)
+    embeddings = model.get_input_embeddings()(batch["input_ids"])
+    torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)
+
+
+def test_a_ready_mask_may_tell_queries_apart_in_the_encoder():
+    encoder, ids = build_model("reluformer").get_encoder(), draw_pairs()["input_ids"]
+    causal = torch.ones(3, 1, 7, 7, dtype=torch.bool).tril()
+    states = encoder(ids, causal).last_hidden_state
+    first = encoder(ids[:, :1], causal[:, :, :1, :1]).last_hidden_state
+    torch.testing.assert_close(states[:, :1], first)
+    assert not torch.allclose(states, encoder(ids).last_hidden_state)

@@ -52,11 +52,6 @@ def replace_embeddings(model):
     model.set_input_embeddings(nn.Embedding(len(old), WIDTH, dtype=old.dtype))
 
 
-def replace_decoder_embeddings(model):
-    old = model.get_decoder().embed_tokens.weight
-    model.get_decoder().set_input_embeddings(nn.Embedding(len(old), WIDTH, dtype=old.dtype))
-
-
 def grow(model):
     model.resize_token_embeddings(model.config.vocab_size + 3)
 
@@ -69,10 +64,6 @@ def tie_all_again(model):
     if model.config.target_vocab_size == model.config.vocab_size:
         model.config.tying = "all"
         model.tie_weights()
-
-
-def tie_decoder_by_name(model):
-    model.config.tying = "decoder"
 
 
 def to_bf16(model):
@@ -90,11 +81,9 @@ STEPS = [
     share_memory,
     replace_head,
     replace_embeddings,
-    replace_decoder_embeddings,
     grow,
     cut_ties_by_name,
     tie_all_again,
-    tie_decoder_by_name,
     to_bf16,
     partial(adapt, target_modules=["lm_head", "q_proj"]),
     partial(adapt, target_modules=["embed_tokens"]),
@@ -145,18 +134,19 @@ def without_code(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_code")
-@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", range(len(CASES)))
-def test_a_folder_computes_what_the_model_did_or_opening_reports_what_it_lacks(number, many, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "count"),
+    [(number, 3) if number % 2 else pytest.param(number, 30, marks=pytest.mark.slow) for number in range(len(CASES))],
+)
+def test_a_folder_computes_what_the_model_did_or_opening_reports_what_it_lacks(number, count, tmp_path):
     draw = random.Random(number)
-    walks = [[tie_head, grow], [STEPS[number % len(STEPS)]], draw.choices(STEPS, k=3)]
-    if many:
-        walks = [[step] for step in STEPS] + [draw.choices(STEPS, k=draw.randint(2, 6)) for _ in range(15)]
+    walks = [[tie_head, grow], [STEPS[number % len(STEPS)]]]
+    walks += [draw.choices(STEPS, k=draw.randint(1, 4)) for _ in range(count - 2)]
     form, norm = CASES[number]
     model = build_model("rela-g", **form, embedding_norm=norm, position_embedding_type="learned", **FEW_LAYERS)
-    for count, steps in enumerate(walks):
+    for name, steps in enumerate(walks):
         try:
-            walk(copy.deepcopy(model), steps, tmp_path / str(count))
+            walk(copy.deepcopy(model), steps, tmp_path / str(name))
         except Exception as error:
             # its bias is not in the configuration, and transformers names it
             if replace_head not in steps or "{'lm_head.bias'}" not in str(error):
@@ -174,15 +164,11 @@ def test_parts_of_a_model_are_saved_alone(tmp_path):
 
 def test_a_model_that_is_not_replaced_keeps_its_ties_and_its_random_numbers(tmp_path):
     model = build_model("softmax")
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    opened = save_and_open(model, tmp_path)
-    assert opened.config.tying == "all"
-    assert opened.lm_head.weight is opened.get_input_embeddings().weight
-    torch.manual_seed(5)
+    before = torch.get_rng_state()
     model.save_pretrained(tmp_path)
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    opened = save_and_open(model, tmp_path)
+    assert opened.lm_head.weight is opened.get_input_embeddings().weight
 
 
 def test_weights_that_layers_share_by_hand_are_saved(tmp_path):
@@ -191,13 +177,3 @@ def test_weights_that_layers_share_by_hand_are_saved(tmp_path):
     second.mlp.fc1.weight = first.mlp.fc1.weight
     before = logits(model)
     torch.testing.assert_close(logits(save_and_open(model, tmp_path)), before)
-
-
-def test_adapters_are_saved_as_transformers_does_it(tmp_path):
-    model = build_model("softmax")
-    try:
-        model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    except ValueError as error:  # transformers 5.24 wants a newer peft
-        pytest.skip(str(error))
-    model.save_pretrained(tmp_path)
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
