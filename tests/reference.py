@@ -1,7 +1,7 @@
 """Naive forms of every formula, written from the papers: the judge of the fast code.
 
-Attention weights are made row by row from the visible keys alone, so that nothing (no mask value, no fused form) is
-shared with the library. Everything runs in the dtype of its inputs, float64 in the tests, and can be differentiated.
+Distributions are made row by row from the visible keys alone, so that nothing (no mask value, no fused form) is shared
+with the library. Everything runs in the dtype of its inputs, float64 in the tests, and can be differentiated.
 """
 
 import math
@@ -89,6 +89,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# φ of a whole row, which sees the visible keys alone; the others are taken score by score
+DISTRIBUTIONS = ("softmax", "softmax1", "softpick", "sparsemax", "entmax15")
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -100,42 +104,36 @@ def attention(
     length_coefficient: float | Tensor = 1.0,
     length_exponent: float | Tensor = 0.0,
     threshold: float | Tensor = 0.0,
-    scale_form: str = "constant",
-    threshold_form: str = "constant",
     normalizer: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """o_i = Σ_j s_ij·v_j with s_ij = φ(a_i·q_i·k_j − θ_i) / (c·n_iᵅ) over the n_i visible keys; without any, o_i = 0.
 
-    With the normaliser "sum" s_ij is divided by Σ_k s_ik, where that is not 0; θ may be one number for each head.
+    With the normaliser "sum" s_ij is divided by Σ_k s_ik, where that is not 0; a and θ may differ by head and query.
 
     Args:
         query: Tensor [batch, heads, query_len, head_dim].
         key: Tensor [batch, heads, key_len, head_dim]; likewise `value`.
-        visible: bool [batch, query_len, key_len], True = query i may see key j.
+        visible: bool [batch, 1, query_len, key_len], True = query i may see key j.
 
     Returns:
         Output [batch, heads, query_len, head_dim] and weights s [batch, heads, query_len, key_len].
     """
-    batch, heads, query_len, _ = query.shape
-    rows = []
-    for b, h, i in ((b, h, i) for b in range(batch) for h in range(heads) for i in range(query_len)):
-        seen = visible[b, i].nonzero().flatten()
-        row = query.new_zeros(key.shape[2])
-        if len(seen) > 0:
-            log_length = math.log(len(seen))
-            factors = {
-                "constant": 1.0,
-                "log_length": log_length,
-                "sqrt_log_length": math.sqrt(2 * log_length / query.shape[-1]),
-            }
-            scores = scale * factors[scale_form] * (key[b, h, seen] @ query[b, h, i])
-            of_head = threshold[h] if isinstance(threshold, Tensor) and threshold.numel() > 1 else threshold
-            weights = ACTIVATIONS[activation](scores - of_head * factors[threshold_form])
-            if normalizer == "sum" and weights.sum() != 0:
-                weights = weights / weights.sum()
-            row = row.index_put((seen,), weights / (length_coefficient * len(seen) ** length_exponent))
-        rows.append(row)
-    weights = torch.stack(rows).view(batch, heads, query_len, -1)
+    scores = scale * (query @ key.mT) - threshold
+    visible = visible.expand_as(scores)
+    if activation in DISTRIBUTIONS:
+        rows = []
+        for row, is_seen in zip(scores.flatten(0, 2), visible.flatten(0, 2), strict=True):
+            seen = is_seen.nonzero().flatten()
+            weights = ACTIVATIONS[activation](row[seen]) if len(seen) > 0 else row[seen]
+            rows.append(torch.zeros_like(row).index_put((seen,), weights))
+        weights = torch.stack(rows).view_as(scores)
+    else:
+        weights = ACTIVATIONS[activation](scores).masked_fill(~visible, 0.0)
+    counts = visible.sum(-1, keepdim=True).clamp_min(1).to(weights.dtype)
+    weights = weights / (length_coefficient * counts**length_exponent)
+    if normalizer == "sum":
+        sums = weights.sum(-1, keepdim=True)
+        weights = torch.where(sums == 0, 0.0, weights / torch.where(sums == 0, 1.0, sums))
     return weights @ value, weights
 
 
@@ -215,18 +213,23 @@ def multi_head_attention(
         query, key = unit(query), unit(key)
     if config.value_norm == "l2":
         value = unit(value)
+    log_lengths = visible.sum(-1).clamp_min(1).to(query.dtype).log()[:, None, :, None]
+    factors = {
+        "constant": 1.0,
+        "log_length": log_lengths,
+        "sqrt_log_length": (2 * log_lengths / query.shape[-1]).sqrt(),
+    }
+    threshold = torch.as_tensor(parameters.get("threshold", config.threshold), dtype=query.dtype)
     output, weights = attention(
         query,
         key,
         value,
-        visible,
-        scale=parameters.get("scale", initial_scale(config, query.shape[-1])),
+        visible[:, None],
+        scale=parameters.get("scale", initial_scale(config, query.shape[-1])) * factors[config.scale_form],
         activation=config.activation,
         length_coefficient=config.length_coefficient,
         length_exponent=parameters.get("length_exponent", config.length_exponent),
-        threshold=parameters.get("threshold", config.threshold),
-        scale_form=config.scale_form,
-        threshold_form=config.threshold_form,
+        threshold=threshold.view(-1, 1, 1) * factors[config.threshold_form],
         normalizer=config.normalizer,
     )
     if config.exclusive_output and key_value_states is None:

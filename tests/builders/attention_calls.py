@@ -99,23 +99,9 @@ def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Ten
     groups = query.shape[1] // (key.shape[1] or 1)
     key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
     scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
-    visible = visible_pairs(query, key, options).expand(-1, query.shape[1], -1, -1)
-    scores, activation = scale * (query @ key.mT) - options.get("threshold", 0.0), options["activation"]
-    if activation in SPARSE_DISTRIBUTIONS:
-        rows = []
-        for row, seen in zip(scores.flatten(0, 2), visible.flatten(0, 2), strict=True):
-            places = seen.nonzero().flatten()
-            found = reference.ACTIVATIONS[activation](row[places]) if len(places) else row[places]
-            rows.append(torch.zeros_like(row).index_put((places,), found))
-        weights = torch.stack(rows).view_as(scores)
-    else:
-        weights = reference.ACTIVATIONS[activation](scores).masked_fill(~visible, 0.0)
-    counts = visible.sum(-1, keepdim=True).clamp_min(1).double()
-    weights = weights / (options.get("length_coefficient", 1.0) * counts ** options.get("length_exponent", 0.0))
-    if options.get("normalizer") == "sum":
-        sums = weights.sum(-1, keepdim=True)
-        weights = torch.where(sums == 0, 0.0, weights / torch.where(sums == 0, 1.0, sums))
-    return weights @ value, weights
+    names = ("activation", "length_coefficient", "length_exponent", "threshold", "normalizer")
+    given = {name: options[name] for name in names if name in options}
+    return reference.attention(query, key, value, visible_pairs(query, key, options), scale=scale, **given)
 
 
 def check_call(states: list[Tensor], options: dict, has_statistics: bool = False) -> None:
