@@ -3,21 +3,20 @@
 import json
 from functools import cache
 
-import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import ViTImageProcessorPil
 
 from builders.commands import refusal_of, run_command
-from builders.hub_folders import CARD, REPO, client
+from builders.hub_folders import CARD
 from builders.models import build_model
 from reluformers.publish import folder_check as check
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.publish.folder_check import check_folder
-from reluformers.publish.push import push_to_hub
 from reluformers.publish.release import CHECK_FILE
 
 
+@pytest.mark.slow
 def test_images_are_checked_too(tmp_path):
     build_model("relu-vit", "vision").save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(tmp_path)
@@ -27,38 +26,28 @@ def test_images_are_checked_too(tmp_path):
     assert found.model_class.endswith("ReLUViTForImageClassification")
 
 
-def test_code_that_computes_something_else_is_refused(folder):
-    path = folder / "modeling_seq2seq.py"
-    path.write_text(path.read_text().replace("math.sqrt(config.d_model)", "config.d_model"))
-    with pytest.raises(ValueError, match="computes other logits than reluformers"):
-        check_folder(folder)
-
-
-def test_code_of_a_folder_gets_no_token(folder, tmp_path, monkeypatch):
+def test_code_gets_no_token_and_is_refused_if_it_computes_something_else(folder, tmp_path, monkeypatch):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/token").write_text("hf_secret")
-    for name in (
-        "HF_TOKEN",
-        "HUGGING_FACE_HUB_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "NVIDIA_API_KEY",
-        "MY_OWN",
-        "TORCH_home",
-    ):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_OWN", "TORCH_home"):
         monkeypatch.setenv(name, "hf_secret")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home/token"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path / "home")
     seen = tmp_path / "seen.json"
-    with (folder / "modeling_seq2seq.py").open("a") as code:
-        code.write(f"""
+    path = folder / "modeling_seq2seq.py"
+    path.write_text(
+        path.read_text().replace("math.sqrt(config.d_model)", "config.d_model")
+        + f"""
 import json, os, pathlib, huggingface_hub
 places = [pathlib.Path("token").exists(), pathlib.Path("~/token").expanduser().exists()]
 found = [dict(os.environ), places, huggingface_hub.get_token()]
 pathlib.Path({str(seen)!r}).write_text(json.dumps(found))
-""")
-    answer_in_clean_process("translation", folder, b"two dogs")
+"""
+    )
+    with pytest.raises(ValueError, match="computes other logits than reluformers"):
+        check_folder(folder)
     environment, places, token = json.loads(seen.read_text())
     assert "hf_secret" not in environment.values()
     assert str(tmp_path / "home") not in json.dumps(environment)
@@ -80,38 +69,16 @@ def answered_once(monkeypatch):
 
 
 def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
-    run_command("check", folder)
-    assert "--write" in capsys.readouterr().out
     run_command("check", folder, "--write")
     answers = json.loads((folder / CHECK_FILE).read_text())["answers"]
     assert len(answers) == 4
     assert all(answer["input_ids"] and len(answer["tokens"]) > 1 for answer in answers)
-    run_command("check", folder)
-    assert "4 answers in check.json are the same" in capsys.readouterr().out
     assert check_folder(folder).is_stored
     edit_answers(folder, lambda answers: answers[2]["tokens"].append(7))
     assert "tokens of input 3 " in refusal_of(capsys, "check", folder)
     run_command("check", folder, "--write")
     edit_answers(folder, lambda answers: answers[0]["logits"].update(max=answers[0]["logits"]["max"] * 1.01))
     assert "logits of input 1 " in refusal_of(capsys, "check", folder)
-
-
-@pytest.mark.slow
-def test_generation_that_does_not_fit_is_refused(folder):
-    path = folder / "modeling_seq2seq.py"
-    path.write_text(path.read_text() + "\n\ndef find_generation_fault(model):\n    return 'its logits differ'\n")
-    with pytest.raises(ValueError, match="does not fit the code in it: its logits differ"):
-        check_folder(folder)
-
-
-@pytest.mark.slow
-def test_a_model_of_the_hub_is_checked_by_its_id(folder, hub, unchecked, capsys, monkeypatch, tmp_path):
-    push_to_hub(folder, REPO, api=client(hub))
-    monkeypatch.setattr("reluformers.commands.check.HfApi", lambda: client(hub))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    run_command("check", REPO, "--revision", "v1")
-    assert "opens without reluformers as " in capsys.readouterr().out
-    assert "acme/none" in refusal_of(capsys, "check", "acme/none")
 
 
 SETTINGS = {

