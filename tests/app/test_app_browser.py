@@ -127,30 +127,6 @@ def test_page_opens_with_an_example_and_translates_at_enter(browser, translation
     assert value(browser, "answer") == translate(translation_page, EXAMPLES[1])
 
 
-def controls(browser) -> list[str]:
-    """Labels of what a visitor can see and set."""
-    labels = browser.find_elements(By.CSS_SELECTOR, "[data-testid='block-info']")
-    return [label.text for label in labels if label.is_displayed()]
-
-
-def test_every_control_stands_once_and_no_line_is_cut(browser, translation_page):
-    assert controls(browser) == ["Text", "Translation", "Attention", "Layer", "Beams"]
-    before = weights_source(browser)
-    browser.find_element(By.CSS_SELECTOR, "input[aria-label='Layer']").click()
-    until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "[role='option'][aria-label='1']")).click()
-    until(browser, lambda page: weights_source(page) != before)
-
-    box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
-    box.clear()
-    box.send_keys("A horse runs on green grass and two dogs look at it, but it looks at nobody in the street.")
-    wide = box.size["height"]
-    browser.set_window_size(900, 900)
-    until(browser, lambda page: box.size["height"] > wide)
-    for name in ("text", "answer"):
-        shown = browser.find_element(By.CSS_SELECTOR, f"#{name} textarea")
-        assert int(shown.get_property("scrollHeight")) <= shown.size["height"]
-
-
 def test_words_light_up_where_weights_are_not_zero(browser, translation_page):
     data = json.loads(browser.find_element(By.CSS_SELECTOR, "#attention .map").get_attribute("data-map"))
     codes = np.frombuffer(base64.b64decode(data["weights"]), dtype="<i2")

