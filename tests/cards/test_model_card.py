@@ -68,10 +68,6 @@ class TestWholeCard:
         path = write_card(write_run(tmp_path / "run", config), "someone/unknown")
         assert path.read_text(encoding="utf-8") == (PINNED / "card_unknown.md").read_text(encoding="utf-8")
 
-    def test_data_without_a_hub_id_are_called_by_their_name(self, tmp_path):
-        path = write_card(translation_run(tmp_path / "run"), "someone/x", data_name="Short pairs")
-        assert "| data | Short pairs, " in path.read_text(encoding="utf-8")
-
     def test_a_card_that_is_there_stays(self, tmp_path):
         path = write_full_card(tmp_path)
         path.write_text("mine")

@@ -32,6 +32,7 @@ def test_every_digit_is_in_one_split(files):
     assert np.bincount(list(splits["validation"]["label"]), minlength=10).min() > 20
 
 
+@pytest.mark.slow
 def test_folder_opens_where_the_library_is_not(files, tmp_path):
     config = ImageRecipe.load(ROOT / "scripts" / "recipes" / "demo_digits.yaml").model_config(num_labels=10)
     model = AutoModelForImageClassification.from_config(config)

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvicorn
-from huggingface_hub import InferenceClient
 
 from builders.pictures import encode, picture
 from builders.saved_models import save_classifier, save_translator
@@ -68,32 +67,19 @@ def test_answers_are_those_of_the_handler(translator, address):
         assert ask(address, body) == ask(f"{address}/predict", body) == (200, handler(body))
 
 
-def test_the_client_of_the_hub_asks_it(translator, address, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    found = InferenceClient(address).translation("old dog", generate_parameters={"num_beams": 2}).translation_text
-    assert found == translator({"inputs": "old dog", "parameters": {"num_beams": 2}})[0]["translation_text"]
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        *((body, 400) for body in (b"{", b"[" * 10**5, b"\xff", [], {"inputs": ""})),
-        ({"inputs": "a", "parameters": {"num_beams": 9}}, 400),
+        *((body, 400) for body in (b"{", b"[" * 10**5, b"\xff", [], {"inputs": "a", "parameters": {"num_beams": 9}})),
         (b"x" * (server.MAX_BODY_BYTES + 1), 413),
     ],
-    ids=["half", "deep", "bytes", "list", "empty", "beams", "large"],
+    ids=["half", "deep", "bytes", "list", "beams", "large"],
 )
 def test_a_bad_request_gets_one_line(address, body, status):
     code, answer = ask(address, body)
     assert (code, set(answer)) == (status, {"error"})
     assert "\n" not in answer["error"]
     assert ask(address, {"inputs": "a"}, "text/plain")[0] == 415
-
-
-def test_what_fails_is_the_servers_fault_and_what_is_not_there_is_404(translator, address, monkeypatch):
-    monkeypatch.setattr(translator.pipeline, "forward", lambda *arguments, **options: 1 / 0)
-    assert ask(address, {"inputs": "old dog"})[0] == 500
-    assert ask(f"{address}/nowhere") == (404, {"error": "Not Found"})
 
 
 def test_images_come_as_files_and_in_base64(tmp_path):
@@ -157,11 +143,10 @@ def test_requests_that_wait_are_joined_by_their_parameters():
         {"inputs": ["ij", "kl"], "parameters": {}},
         {"inputs": ["mn", "op"]},  # would be a fifth input
         {"inputs": "qr", "parameters": None},
-        {"inputs": "st", "parameters": beams},
     ]
     answers, calls = batched(bodies)
-    assert answers == [["ba"], ["dc"], ["fe", "hg"], ["ji", "lk"], ["nm", "po"], ["rq"], ["ts"]]
-    assert [call["inputs"] for call in calls] == [["cd", "ij", "kl", "qr"], ["ef", "gh", "st"], ["mn", "op"]]
+    assert answers == [["ba"], ["dc"], ["fe", "hg"], ["ji", "lk"], ["nm", "po"], ["rq"]]
+    assert [call["inputs"] for call in calls] == [["cd", "ij", "kl", "qr"], ["ef", "gh"], ["mn", "op"]]
 
 
 def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():

@@ -104,14 +104,6 @@ def test_tokens_are_those_of_transformers(kind, attention, fields, vllm, tmp_pat
     assert serve(vllm, tmp_path) == tokens_of_transformers(model)
 
 
-def test_a_folder_is_refused_without_the_plug_in(vllm, tmp_path, monkeypatch):
-    save(tmp_path, "llama", "relu_attention")
-    models = {name: one for name, one in vllm.ModelRegistry.models.items() if "reluformers" not in repr(one)}
-    monkeypatch.setattr(vllm.ModelRegistry, "models", models)
-    with pytest.raises(ValueError, match="ModelConfig"):
-        serve(vllm, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("attention", "options", "message"),
     [
