@@ -43,35 +43,27 @@ def run_piece(heading: str, opened: dict, page: Path = PAGE) -> dict:
     return names
 
 
-def logits_of(model, opened: dict) -> torch.Tensor:
-    batch = opened["tokenizer"](["in 5 days", "3 hours"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return model.eval()(**batch, decoder_input_ids=torch.tensor([[1, 5], [1, 7]])).logits.float()
+SEEN_BELOW = ("Translate with an OPUS-MT model", "Log the attention of any model in training")
 
 
 @pytest.mark.slow
-def test_lora(opened):
-    before = logits_of(opened["model"], opened)
-    names = run_piece("Fine-tune with LoRA", opened)
-    assert not torch.equal(logits_of(names["merged"], opened), before)
-    again = type(names["merged"]).from_pretrained("./tuned_lora_merged")
-    torch.testing.assert_close(logits_of(again, opened), logits_of(names["merged"], opened))
+@pytest.mark.parametrize("heading", [heading for heading in list(pieces())[1:] if heading not in SEEN_BELOW])
+def test_a_piece_runs(opened, heading):
+    run_piece(heading, opened)
 
 
 @pytest.mark.slow
-def test_language_tag(opened, capsys):
-    names = run_piece("Add a language tag", opened)
-    assert capsys.readouterr().out.startswith("['<2de>', ")
-    ids = names["tagging"]("<2de> in 5 days", return_tensors="pt")["input_ids"]
-    assert ids[0, 0] == len(opened["tokenizer"])
-    assert names["wider"](input_ids=ids, labels=ids).logits.shape[-1] == len(names["tagging"])
+def test_int8(opened):
+    names = run_piece("bfloat16 and int8", opened, DOCS / "serving.md")
+    assert not isinstance(names["translate"].model.lm_head, torch.nn.Linear)
 
 
 @pytest.mark.slow
-def test_image_classifier(opened):
-    names = run_piece("Fine-tune an image classifier", opened)
-    assert names["classifier"].config.num_labels == 2
-    assert names["trainer"].state.global_step == 2
+def test_onnx(opened):
+    pytest.importorskip("onnxruntime")
+    names = run_piece("In Python", opened, DOCS / "everywhere.md")
+    logits = {name: found["logits"] for name, found in names["record"]["precisions"].items()}
+    assert logits["fp32"] < 1e-5 < logits["int8"] < 0.1
 
 
 def test_opus_model(opened, capsys):
@@ -102,49 +94,3 @@ def test_attention_in_the_log(opened):
     entries = [entry for entry in names["watched"].state.log_history if "attention_zeros" in entry]
     assert [entry["step"] for entry in entries] == [2, 4]
     assert all(0 < entry["attention_zeros"] < 1 for entry in entries)
-
-
-@pytest.mark.slow
-def test_bf16(opened):
-    wanted = logits_of(type(opened["model"]).from_pretrained("./models/tatoeba-en-de"), opened)
-    found = logits_of(run_piece("Compute in bf16", opened)["half"], opened)
-    assert not torch.equal(found, wanted)
-    assert (found - wanted).norm() < 0.05 * wanted.norm()
-
-
-@pytest.mark.slow
-def test_compile(opened):
-    names = run_piece("Compile", opened)
-    start = torch.tensor([[1]])
-    with torch.no_grad():
-        wanted = opened["model"].eval()(**names["batch"], decoder_input_ids=start, use_cache=False).logits
-        found = names["compiled"](**names["batch"], decoder_input_ids=start, use_cache=False).logits
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_int8(opened):
-    names = run_piece("bfloat16 and int8", opened, DOCS / "serving.md")
-    assert not isinstance(names["translate"].model.lm_head, torch.nn.Linear)
-    assert names["translate"]("in 5 days")[0]["translation_text"]
-
-
-@pytest.mark.slow
-def test_onnx_and_int8(opened):
-    pytest.importorskip("onnxruntime")
-    names = run_piece("In Python", opened, DOCS / "everywhere.md")
-    logits = {name: found["logits"] for name, found in names["record"]["precisions"].items()}
-    assert logits["fp32"] < 1e-5 < logits["int8"] < 0.1
-    exact, _ = names["load_onnx_translator"]("./translator-onnx", "fp32")
-    search = {"texts": ["in 5 days", "3 hours"], "num_beams": 5}
-    model = type(opened["model"]).from_pretrained("./models/tatoeba-en-de")  # as LoRA has changed the one that is open
-    wanted = names["translate"](model.eval(), names["tokenizers"], **search)
-    assert names["translate"](exact, names["tokenizers"], **search) == wanted
-
-
-def test_every_piece_has_a_test():
-    text = Path(__file__).read_text(encoding="utf-8")
-    headings = list(pieces())[1:]
-    assert len(headings) >= 6
-    for heading in headings:
-        assert f'"{heading}"' in text, heading
