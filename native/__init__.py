@@ -124,7 +124,8 @@ class Structure(ctypes.Structure):
         """Call a function for the numbers of all parts, on torch's threads."""
         if parts == 0:
             return
-        library, parallel_for = _library(instruction_set()), _parallel_for()
+        library = _library(instruction_set())
+        parallel_for = _parallel_for()
         address = ctypes.addressof(self)
         if name in _SCRATCH_OF:
             self.scratch_size = getattr(library, _SCRATCH_OF[name])(address)
@@ -176,7 +177,8 @@ class _Call(Structure):
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
         """What both passes need."""
-        (batch, heads, key_len, width), query_len = key.shape, query.shape[2]
+        batch, heads, key_len, width = key.shape
+        query_len = query.shape[2]
         groups = max(1, query.shape[1] // max(1, heads))  # So many heads of queries share one of keys.
         if value.shape[:3] != key.shape[:3] or query.shape != (batch, heads * groups, query_len, width):
             raise ValueError(f"shapes of states do not fit: {[list(states.shape) for states in (query, key, value)]}")
@@ -204,7 +206,8 @@ class _Call(Structure):
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
-        threshold, of_rows = options.learned_threshold, options.row_thresholds
+        threshold = options.learned_threshold
+        of_rows = options.row_thresholds
         if threshold is not None and threshold.dim() == 3:
             of_rows = threshold
         elif threshold is not None:
@@ -215,7 +218,8 @@ class _Call(Structure):
             of_rows = call._of_rows = of_rows.detach().float()
             call.row_thresholds, strides = of_rows.data_ptr(), of_rows.expand(query.shape[:3]).stride()
             call.threshold_batch, call.threshold_head, call.threshold_position = strides
-        call.scale, call.dropout = options.scale, options.dropout
+        call.scale = options.scale
+        call.dropout = options.dropout
         call.seed = options.seed.item() if options.dropout > 0 else 0
         call.activation = (*ACTIVATIONS, "step").index(options.activation)
         call.is_bfloat16 = query.dtype == torch.bfloat16
@@ -460,7 +464,8 @@ def _library(name: str) -> ctypes.CDLL:
     if name == BY_NAME and not torch.cpu._init_amx():  # Linux gives a process AMX tiles only when it asks for them.
         raise RuntimeError("the system gives no tiles of AMX to this process")
     for function in (getattr(library, name) for name in _SCRATCH_OF.values()):
-        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p]
+        function.restype = ctypes.c_int64
     return library
 
 

@@ -107,8 +107,11 @@ def _blocks(
     """Everything with a visible pair, cut so that a block is neither too big nor copied to be made."""
     # D is drawn block by block from a seed, so that both passes draw the same.
     threads = torch.get_num_threads() if options.dropout == 0 else 1
-    elements, dtype, number = _ELEMENTS * threads, compute_dtype(query), 0
-    (batch, heads, query_len, _), offset = query.shape, options.causal_offset
+    elements = _ELEMENTS * threads
+    dtype = compute_dtype(query)
+    number = 0
+    batch, heads, query_len, _ = query.shape
+    offset = options.causal_offset
     rows = min(query_len, _ROWS)
     if offset is not None:
         rows = min(rows, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -131,7 +134,8 @@ def _blocks(
                     mask = None if padding is None else padding[keys][None, None]
                     diagonal = None if offset is None else first + offset - start
                     if bounds != [None, None]:
-                        mask, diagonal = _band(queries, keys, offset, *bounds, mask), None
+                        mask = _band(queries, keys, offset, *bounds, mask)
+                        diagonal = None
                     states = keys_of_all[:, keys], values_of_all[:, keys]
                     yield _Block(number, (row, some, queries), keys, *states, mask, diagonal)
                     number += 1
@@ -155,7 +159,8 @@ def _keys_of(
     queries: slice, seen: slice, offset: int | None, first_keys: Tensor | None, last_keys: Tensor | None
 ) -> tuple[int, int]:
     """First key that a query may see, and the one behind the last, as far as the host knows without waiting."""
-    begin, end = seen.start, seen.stop
+    begin = seen.start
+    end = seen.stop
     if offset is not None:
         end = min(end, queries.stop + offset)
     if first_keys is not None and first_keys.device.type == "cpu":
@@ -202,8 +207,10 @@ def blockwise_forward(
         query_len].
     """
     batch, heads, query_len, _ = query.shape
-    key, value = _for_each_head(query, key), _for_each_head(query, value)
-    number, wide = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics], wide_dtype(query.dtype)
+    key = _for_each_head(query, key)
+    value = _for_each_head(query, value)
+    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
+    wide = wide_dtype(query.dtype)
     # In bfloat16 a long sum would lose its small terms.
     output = query.new_zeros(batch, query_len, heads, value.shape[-1], dtype=wide).transpose(1, 2)
     sums = [query.new_zeros(query.shape[:3], dtype=wide) for _ in range(number)]
@@ -227,7 +234,8 @@ def blockwise_forward(
 
 def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
     """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
-    wide, key = wide_dtype(query.dtype), _for_each_head(query, key)
+    wide = wide_dtype(query.dtype)
+    key = _for_each_head(query, key)
     thresholds = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
     for block in _blocks(query, key, key, options, has_all_keys=True):
         scores = torch.bmm(block.take(query) * options.scale, block.key.transpose(1, 2)).to(wide)
@@ -271,18 +279,25 @@ def blockwise_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ (float32 [], or of each row) for those of the output and the statistics."""
     batch, heads, query_len, head_dim = query.shape
-    groups, activation, wide = heads // max(1, key.shape[1]), options.activation, wide_dtype(query.dtype)
-    key, value = _for_each_head(query, key), _for_each_head(query, value)
+    groups = heads // max(1, key.shape[1])
+    activation = options.activation
+    wide = wide_dtype(query.dtype)
+    key = _for_each_head(query, key)
+    value = _for_each_head(query, value)
     if options.row_factors is not None:
         grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim, dtype=wide).transpose(1, 2)
     # They are transposed, because products are faster so.
     grad_key, grad_value = (states.new_zeros(states.mT.shape, dtype=wide) for states in (key, value))
-    scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
+    scratch = _Scratch()
+    second_scratch = _Scratch()
+    small_scratch = _Scratch()
     is_of_rows = _has_thresholds_of_rows(options)
     grad_threshold = query.new_zeros(query.shape[:3] if is_of_rows else (), dtype=wide)
     for block in _blocks(query, key, value, options):
-        (row, some, _), scaled, grad_states = block.index, block.take(query) * options.scale, block.take(grad_output)
+        row, some, _ = block.index
+        scaled = block.take(query) * options.scale
+        grad_states = block.take(grad_output)
         weights, scores = block.weights(scratch.bmm(scaled, block.key.transpose(1, 2)), query, options)
         keep = block.keep(weights, options) if options.dropout > 0 else None
         dropped = weights if keep is None else weights * keep

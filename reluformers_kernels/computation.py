@@ -63,10 +63,14 @@ def choose_computation(
 
 def fit(query: Tensor, key: Tensor, value: Tensor, options: PassOptions) -> bool:
     """Whether shapes, masks and devices are what compiled code may be given: it reads memory by them."""
-    shape, key_shape, value_shape, device = query.shape, key.shape, value.shape, query.device
+    shape = query.shape
+    key_shape = key.shape
+    value_shape = value.shape
+    device = query.device
     if not len(shape) == len(key_shape) == len(value_shape) == 4 or key_shape[:3] != value_shape[:3]:
         return False
-    (batch, heads, query_len, width), (key_batch, key_heads, key_len, key_width) = shape, key_shape
+    batch, heads, query_len, width = shape
+    key_batch, key_heads, key_len, key_width = key_shape
     if batch != key_batch or width != key_width or heads % (key_heads or heads + 1):
         return False
     mask = options.key_padding_mask

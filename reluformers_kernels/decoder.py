@@ -102,7 +102,8 @@ class Translator:
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.read: dict[nn.Module, None] = dict.fromkeys((model, model.model))
-        self.width, self.inner = config.d_model, 0
+        self.width = config.d_model
+        self.inner = 0
         self.seen = [_look_at(module, module is model) for module in model.modules()]
         _check_fields(config, _CONFIG_FIELDS)
         _check_names(model, "model lm_head")
@@ -114,7 +115,8 @@ class Translator:
         if proven_structure != self.structure:
             self.proven = set()
         self.is_packed = isinstance(model.lm_head, PackedLinear)
-        encoder, decoder = model.model.encoder, model.model.decoder
+        encoder = model.model.encoder
+        decoder = model.model.decoder
         if any(vars(stack.config) != vars(config) for stack in (encoder, decoder)):
             raise Unknown("encoder and decoder have configurations of their own")
         self.encoder = self._stack(encoder)
@@ -196,7 +198,8 @@ class Translator:
             packed, scales, sums = layer.blocks
             linear = native_decoder.Linear.of(packed=packed, scales=scales, sums=sums, bias=layer.bias, **shape)
             return self._keep(linear)
-        weight, factors = layer.weight.detach(), None
+        weight = layer.weight.detach()
+        factors = None
         if hasattr(layer, "unit_weight"):
             factors = self._derive(lambda: _inverse_lengths(weight))
         vectors = {"bias": self._vector(layer.bias), "factors": factors}
@@ -224,7 +227,8 @@ class Translator:
         self._know(site, _ATTENTION_NAMES)
         config = site.attention
         _check_fields(config, _ATTENTION_FIELDS)
-        is_cosine, head_dim = config.score == "cosine", site.head_dim
+        is_cosine = config.score == "cosine"
+        head_dim = site.head_dim
         heads = self.width // head_dim
         if heads * head_dim != self.width:
             raise Unknown(f"heads of {head_dim} numbers in states of {self.width}")
@@ -257,7 +261,9 @@ class Translator:
 
     def _layer(self, layer: nn.Module) -> Any:
         self._know(layer, _LAYER_NAMES)
-        own, cross, mlp = layer.self_attn, getattr(layer, "cross_attn", None), layer.mlp
+        own = layer.self_attn
+        cross = getattr(layer, "cross_attn", None)
+        mlp = layer.mlp
         self._know(mlp, _FEED_FORWARD_NAMES)
         name = "swish" if mlp.activation_name == "silu" else mlp.activation_name
         beta = 1.0 if mlp.activation_name == "silu" else mlp.initial_swish_beta
@@ -284,7 +290,9 @@ class Translator:
 
     def _stack(self, stack: nn.Module) -> Any:
         self._know(stack, _STACK_NAMES)
-        config, embedding, places = stack.config, stack.embed_tokens, stack.embed_positions
+        config = stack.config
+        embedding = stack.embed_tokens
+        places = stack.embed_positions
         self._know(embedding, "weight num_embeddings embedding_dim padding_idx")
         self._know(places, _POSITION_NAMES)
         is_pre_norm = config.norm_position == "pre"
@@ -425,7 +433,8 @@ class Translator:
         shown_logits: Tensor | None = None,
     ) -> Tensor:
         """Search without a proof; `shown_logits` [vocabulary] gets those of the first row after its prompt."""
-        beams, returned = options.beams, options.returned
+        beams = options.beams
+        returned = options.returned
         if prompt.dim() != 2 or len(prompt) != len(mask) * beams or not are_tokens(prompt, self.vocabularies[1]):
             raise Unknown(f"a prompt {list(prompt.shape)} for {len(mask)} sentences with {beams} beams")
         rows, prompt_len = prompt.shape
@@ -606,7 +615,8 @@ class _Seen(NamedTuple):
 
     def is_same(self, has_same_memory: bool = True) -> bool:
         """Whether the module still computes that, on weights in the same memory if that is asked for."""
-        module, own = self.module, vars(self.module)
+        module = self.module
+        own = vars(self.module)
         is_other = type(module) is not self.kind or module._modules != self.children or module.training
         is_other |= len(self.tensors) != len(_tensors_of(module))
         if is_other or "forward" in own or (self.size is not None and len(own) != self.size):
@@ -632,7 +642,8 @@ class _Seen(NamedTuple):
 
 def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     """What there is to see of a module; raises `Unknown` if it may compute something else than the library's class."""
-    own, kind = vars(module), type(module)
+    own = vars(module)
+    kind = type(module)
     is_replaced = not is_model and any(callable(getattr(kind, name, None)) for name in own)
     is_known = kind in _OF_TORCH or kind.__module__.startswith(_OWN)
     owned = _tensors_of(module)

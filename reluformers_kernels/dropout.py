@@ -24,7 +24,8 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states, probability, seed):
-        ctx.shape, ctx.options = states.shape, (probability, seed)
+        ctx.shape = states.shape
+        ctx.options = (probability, seed)
         return native.dropout(states, probability, seed)
 
     @staticmethod

@@ -146,10 +146,12 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    options, (nonzeros, thresholds) = PassOptions(*options), output[3:]
+    options = PassOptions(*options)
+    nonzeros, thresholds = output[3:]
     if options.activation in RECTIFIED:
         options = _rectified(options, thresholds)
-    tensors, ctx.others = options[:TENSORS], options[TENSORS:]
+    tensors = options[:TENSORS]
+    ctx.others = options[TENSORS:]
     ctx.save_for_backward(query, key, value, *tensors)
     ctx.mark_non_differentiable(*(part for part in (nonzeros, thresholds) if part is not None))
     # A gradient that nobody asked for stays None instead of zeros.
@@ -303,7 +305,8 @@ def rectified_attention(
             "attn_implementation='eager'"
         )
     if isinstance(scale, Tensor):
-        query, scale = (query * scale).to(query.dtype), 1.0
+        query = (query * scale).to(query.dtype)
+        scale = 1.0
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
@@ -373,14 +376,16 @@ def attention(
         divisor = float(max(1, key.shape[2]))
     if computation == "single_query":
         return _attend_once(query, key, value, options, divisor, normalizer), None, None, None
-    is_sparse, divides_sums = options.activation in RECTIFIED, divide_statistics or normalizer == "sum"
+    is_sparse = options.activation in RECTIFIED
+    divides_sums = divide_statistics or normalizer == "sum"
     # A compiler would take the quotient for a constant, and compile anew for each length.
     is_number = isinstance(divisor, float | int) and not torch.compiler.is_compiling()
     is_number = is_number and (divides_sums or needed == "none")
     changes = {}
     if is_number and can_scale_weights(options, query.dtype):
         # φ(a·q·k) / c = φ((a/c)·q·k), so nothing is left to do for each row.
-        changes, divisor = {"scale": options.scale / divisor}, None
+        changes = {"scale": options.scale / divisor}
+        divisor = None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     if divisor is not None and options.row_factors is None:
         changes["row_factors"] = factors_of_rows(divisor, query)
@@ -441,7 +446,8 @@ def _attend_once(
         scores = scores - options.learned_threshold.expand(query.shape[:3]).reshape(*shape, 1)
     elif options.threshold != 0:
         scores = scores - options.threshold
-    weights, hidden = activate(options.activation, scores), []
+    weights = activate(options.activation, scores)
+    hidden = []
     if options.key_padding_mask is not None:
         hidden.append(~options.key_padding_mask[:, None, None])
     if options.causal_offset is not None:
@@ -453,14 +459,17 @@ def _attend_once(
     for keys in hidden:
         weights = weights.masked_fill(keys, 0.0)
     if normalizer == "sum":
-        weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
+        weights = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype)))
+        divisor = None
     output = (weights if divisor is None else weights / divisor).to(value.dtype) @ value
     return output.reshape(*query.shape[:3], -1)
 
 
 def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | int:
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
-    key_len, offset, padding = key.shape[2], options.causal_offset, options.key_padding_mask
+    key_len = key.shape[2]
+    offset = options.causal_offset
+    padding = options.key_padding_mask
     if options.first_keys is None and options.last_keys is None:
         if offset is None:
             counts = key_len if padding is None else padding.sum(-1)[:, None, None, None]

@@ -77,7 +77,8 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
             )
         if attention_mask is not None:  # a static cache has more places than tokens
             key, value = (states[:, :, : attention_mask.shape[1]] for states in (key, value))
-        query_len, key_len = query.shape[2], key.shape[2]
+        query_len = query.shape[2]
+        key_len = key.shape[2]
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         offset = key_len - query_len
         positions = position_ids if attention_mask is None else None  # in padding they stand still without a new text
@@ -146,7 +147,8 @@ def flash_functions(name: str) -> tuple[Callable[..., Tensor], Callable[..., Ten
         starts_k = cu_seqlens_k.long()
         places = torch.arange(len(q), device=q.device)
         texts = torch.searchsorted(starts_q[1:-1].contiguous(), places, right=True)
-        begin, end = starts_k[texts], starts_k[texts + 1]
+        begin = starts_k[texts]
+        end = starts_k[texts + 1]
         own = end + places - starts_q[texts + 1]
         back, ahead = window_size
         ahead = 0 if causal else ahead

@@ -89,7 +89,8 @@ def _quantized_weight(layer: nn.Module) -> Tensor:
     """The weights as integers with a scale a row, which torchao may have chosen."""
     zeros = torch.zeros(layer.out_features, dtype=torch.long)
     if hasattr(layer.weight, "qdata"):
-        integers, scales = layer.weight.qdata, layer.weight.scale.flatten().double()
+        integers = layer.weight.qdata
+        scales = layer.weight.scale.flatten().double()
         if integers.dtype != torch.int8 or len(scales) != layer.out_features:
             raise ValueError(f"weights are quantised to {integers.dtype}, but must have int8 and a scale for each row")
         return torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)

@@ -36,7 +36,8 @@ def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
     if is_traced():  # Compilers fuse norms themselves.
         return False
-    device, width = states.device, states.shape[-1]
+    device = states.device
+    width = states.shape[-1]
     if device.type == "cpu":
         is_known = native is not None and states.dtype in native.DTYPES and native.is_available()
         is_known = is_known and states.numel() >= FEWEST_NUMBERS
@@ -105,12 +106,14 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, gain, gate, eps, is_mean, plain) -> Tensor:
         ctx.save_for_backward(states, gain, gate)
-        ctx.options, ctx.plain = (eps, is_mean), plain
+        ctx.options = (eps, is_mean)
+        ctx.plain = plain
         return (_forward_operator if is_dispatched() else _run_forward)(states, gain, gate, eps, is_mean)
 
     @staticmethod
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
-        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        inputs = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # Somebody wants gradients of these gradients.
             trained = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
             output = ctx.plain(*inputs, *ctx.options)

@@ -96,9 +96,11 @@ class SearchMixin(GenerationMixin):
     def _search_compiled(self, input_ids: Tensor, options: dict[str, Any]) -> Tensor | None:
         """Tokens by compiled code, or None where transformers searches, with `search_fallback` as the reason."""
         try:
-            tokens, reason = search(self, input_ids, **options), None
+            tokens = search(self, input_ids, **options)
+            reason = None
         except Unknown as unknown:
-            tokens, reason = None, str(unknown)
+            tokens = None
+            reason = str(unknown)
         if reason is not None and reason != self.search_fallback:
             logger.info("transformers searches in place of compiled code: %s", reason)
         self.search_fallback = reason
@@ -119,14 +121,17 @@ def search(
     check_asks_for_tokens(generation_config, model_kwargs)
     options = find_options(model, logits_processor, stopping_criteria, generation_config)
     translator = Translator.of(model)
-    outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
-    states, source = outputs[0], getattr(_SEARCHING, "source", None)
+    outputs = model_kwargs["encoder_outputs"]
+    mask = model_kwargs.get("attention_mask")
+    states = outputs[0]
+    source = getattr(_SEARCHING, "source", None)
     if getattr(outputs, "exact", None) is not None:
         states = outputs.exact
     mask = states.new_ones(states.shape[:2]) if mask is None else mask
     if states.dim() != 3 or len(states) != len(input_ids):
         raise Unknown(f"states {list(states.shape)} for {len(input_ids)} rows")
-    states, mask = states[:: options.beams], mask[:: options.beams].bool()
+    states = states[:: options.beams]
+    mask = mask[:: options.beams].bool()
     if source is not None and source.shape == mask.shape:
         # PyTorch rounds states of bfloat16, so that a call without a mask would translate otherwise than one with it.
         states = source
@@ -182,15 +187,19 @@ class Call:
     """
 
     def __init__(self, model: nn.Module, inputs: Tensor | None, generation_config: Any, others: dict[str, Any]):
-        self.model, self.key, self.translator = model, None, None
+        self.model = model
+        self.key = None
+        self.translator = None
         others = dict(others)
         is_usual = not any(others.get(name) is not None for name in _OTHER_CALLS)
         is_usual &= inputs is None or others.get("input_ids") is None  # Otherwise transformers raises.
-        mask, ids = others.pop("attention_mask", None), others.pop("input_ids", inputs)
+        mask = others.pop("attention_mask", None)
+        ids = others.pop("input_ids", inputs)
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
         values = [value for part in (others, *configs) for value in part.values()]
         is_usual &= isinstance(ids, Tensor) and ids.dim() == 2 and ids.is_cpu and ids.dtype == torch.long
-        _SEARCHING.search, _SEARCHING.source = None, ids if is_usual else None
+        _SEARCHING.search = None
+        _SEARCHING.source = ids if is_usual else None
         is_usual = is_usual and isinstance(mask, Tensor) and ids.shape == mask.shape
         if is_usual and all(isinstance(value, _PLAIN) for value in values):
             self.key = others, configs, vars(model).get("_update_finished_beams")
@@ -249,7 +258,8 @@ def find_options(
     banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
     if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
         raise Unknown("a token that is forced and forbidden")
-    ends, max_length = [], config.max_length
+    ends = []
+    max_length = config.max_length
     for criterion in stopping_criteria:
         if type(criterion) is EosTokenCriteria:
             ends += criterion.eos_token_id.tolist()
@@ -285,7 +295,8 @@ def find_options(
 
 def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[int], int, int, bool]], bool]:
     """Find the rules of `SearchOptions`, and whether log P are renormalized after them."""
-    rules, is_renormalized = [], False
+    rules = []
+    is_renormalized = False
     for processor in logits_processor:
         if is_renormalized:
             raise Unknown(f"{type(processor).__name__} behind a LogitNormalization")

@@ -40,7 +40,8 @@ def softmax1(
         dropout: share of weights dropped.
     """
     query, key, value = in_one_dtype(query, key, value)
-    states, device = (query, key, value), query.device.type
+    states = (query, key, value)
+    device = query.device.type
     if is_traced() or query.dtype not in _DTYPES.get(device, ()) or query.shape[-1] != value.shape[-1]:
         return None
     if any(part.numel() == 0 or part.stride(-1) != 1 or type(part) is not Tensor for part in states):
@@ -61,15 +62,18 @@ def softmax1(
 class _Softmax1(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, threshold, scale, mask, options) -> Tensor:
-        ctx.options, states = options, (query, key, value)
+        ctx.options = options
+        states = (query, key, value)
         with without_autocast(query.device.type):
             if query.device.type == "cpu":
-                flash, ctx.others = aten._scaled_dot_product_flash_attention_for_cpu, ()
+                flash = aten._scaled_dot_product_flash_attention_for_cpu
+                ctx.others = ()
                 output, logs = flash(*states, *ctx.options, attn_mask=mask, scale=scale)
             else:
                 flash = aten._scaled_dot_product_flash_attention
                 output, logs, *ctx.others, _ = flash(*states, *ctx.options, scale=scale)
-        is_tensor, ctx.scale = isinstance(threshold, Tensor), scale
+        is_tensor = isinstance(threshold, Tensor)
+        ctx.scale = scale
         number = threshold.to(logs.dtype).squeeze(-1) if is_tensor else threshold
         excess = logs - number if is_tensor or number != 0 else logs
         output = (output * torch.sigmoid(excess)[..., None]).to(query.dtype)

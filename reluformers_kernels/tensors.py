@@ -40,7 +40,8 @@ def empty_heads_inside(states: Tensor) -> Tensor:
 
 def in_one_dtype(*states: Tensor) -> list[Tensor]:
     """Cast to the dtype of autocast, as matrix products do, else to the widest."""
-    device_type, dtype = states[0].device.type, states[0].dtype
+    device_type = states[0].device.type
+    dtype = states[0].dtype
     if device_type != "meta" and torch.is_autocast_enabled(device_type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device_type)
     else:

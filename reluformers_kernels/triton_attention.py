@@ -202,7 +202,9 @@ def _launch(
     group = heads // max(1, key_heads)
     if batch * key_heads * (key_len if name == "keys" else query_len) == 0:
         return
-    key_padding_mask, first_keys, last_keys = options.key_padding_mask, options.first_keys, options.last_keys
+    key_padding_mask = options.key_padding_mask
+    first_keys = options.first_keys
+    last_keys = options.last_keys
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous()
     bound_batches = max([1 if part is None else len(part) for part in (first_keys, last_keys)])
@@ -210,13 +212,16 @@ def _launch(
         first_keys = first_keys.clamp(-1, key_len).to(torch.int32).expand(bound_batches, -1).contiguous()
     if last_keys is not None:
         last_keys = last_keys.clamp(-1, key_len).to(torch.int32).expand(bound_batches, -1).contiguous()
-    threshold, row_thresholds, row_factors = options.learned_threshold, options.row_thresholds, options.row_factors
+    threshold = options.learned_threshold
+    row_thresholds = options.row_thresholds
+    row_factors = options.row_factors
     if threshold is not None and threshold.dim() == 3:
         threshold, row_thresholds = None, threshold
     of_thresholds = (0, 0, 0) if row_thresholds is None else row_thresholds.expand(query.shape[:3]).stride()
     row_batches = 1
     if row_factors is not None:
-        row_batches, row_factors = len(row_factors), row_factors.contiguous()
+        row_batches = len(row_factors)
+        row_factors = row_factors.contiguous()
     dropped = _dropped_bytes(options)
     seed = options.seed if dropped > 0 else None
     strides = [stride for part in states for stride in part.stride()[:3]]

@@ -44,7 +44,8 @@ def start(
     bits = 0
     for number in (*strides, *pointers):
         bits |= number or 0
-    key, compiled = None, None
+    key = None
+    compiled = None
     if bits & 15 == 0 and max(strides, default=0) < 2**31:
         dtypes = [None if part is None else part.dtype for part in tensors]
         key = (id(kernel), device, warps, stages, *constants, *dtypes)

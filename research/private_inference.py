@@ -32,7 +32,11 @@ sys.modules["torch.onnx._internal.registration"].registry = None
 import crypten  # noqa: E402
 from crypten import communicator, mpc  # noqa: E402
 
-ATTENTION, WEIGHTS, NORM, FEED_FORWARD, HEAD = "products of attention", "weights", "norms", "feed-forward", "head"
+ATTENTION = "products of attention"
+WEIGHTS = "weights"
+NORM = "norms"
+FEED_FORWARD = "feed-forward"
+HEAD = "head"
 LARGEST_VARIANCE = 64.0
 
 
@@ -81,7 +85,8 @@ class Private:
 
     def attention(self, module: nn.Module, states: Any) -> Any:
         """Self-attention over all keys, by φ(z) / (c·n^α) or by softmax."""
-        config, heads = module.attention, module.q_proj.out_features // module.head_dim
+        config = module.attention
+        heads = module.q_proj.out_features // module.head_dim
 
         def split(projected: Any) -> Any:
             return projected.reshape(*projected.shape[:2], heads, module.head_dim).transpose(1, 2)
@@ -146,7 +151,8 @@ def load(folder: str, data: str, rows: int) -> tuple[nn.Module, Tensor, list[int
 
 def plain_states(model: nn.Module, states: Tensor) -> tuple[list[Tensor], dict[nn.Module, float]]:
     """States after each layer, and the largest variance that each norm sees."""
-    after_layers, variances = [], {}
+    after_layers = []
+    variances = {}
 
     def keep(module: nn.Module, inputs: tuple[Tensor]) -> None:
         variances[module] = inputs[0].var(-1, unbiased=False).max().item()
@@ -171,7 +177,9 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
         SoftmaxInPlace(model)
     with torch.no_grad():
         expected, variances = plain_states(model, inputs)
-        private, states, errors = Private(variances, by_softmax), crypten.cryptensor(inputs), []
+        private = Private(variances, by_softmax)
+        states = crypten.cryptensor(inputs)
+        errors = []
         for layer, plain in zip(model.layers, expected, strict=True):
             states = private.layer(layer, states)
             errors.append((states.get_plain_text() - plain).abs().max().item())
@@ -180,7 +188,8 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
             pooled = private.norm(model.norm, states).mean(1)
             with private.counter.part(HEAD):
                 logits = private.linear(head, pooled)
-            answers, plain = logits.get_plain_text(), head(model.norm(expected[-1]).mean(1))
+            answers = logits.get_plain_text()
+            plain = head(model.norm(expected[-1]).mean(1))
             record["logits"] = (answers - plain).abs().max().item()
             record["agree"] = (answers.argmax(-1) == plain.argmax(-1)).sum().item()
             record["right"] = [(each.argmax(-1) == torch.tensor(labels)).sum().item() for each in (plain, answers)]

@@ -82,7 +82,8 @@ class PagedAttention(CPUAttentionBackendImpl):
             return output
         if output_scale is not None or output_block_scale is not None or attn_metadata.causal is not True:
             raise NotImplementedError("attentions of reluformers are causal, and do not quantize their output")
-        starts, lengths = attn_metadata.query_start_loc, attn_metadata.seq_lens
+        starts = attn_metadata.query_start_loc
+        lengths = attn_metadata.seq_lens
         counts = starts.diff().tolist()
         pages = _pages_of(kv_cache, query)
         # Requests that read a prompt have as many new tokens as they like; all others are one batch.
@@ -122,7 +123,8 @@ def _read(config: PreTrainedConfig) -> tuple[InterfaceAttention, PreTrainedConfi
         if attention is None:
             raise ValueError(f"the attention is {config._attn_implementation!r}, which is none of reluformers")
         return attention, config
-    base, attention = base_with(config), InterfaceAttention(config.attention)
+    base = base_with(config)
+    attention = InterfaceAttention(config.attention)
     if len(config.modules) != base.num_hidden_layers or list(attention.parameters()):
         raise ValueError("vLLM takes an exchanged attention without parameters, and the same in all layers")
     return attention, base

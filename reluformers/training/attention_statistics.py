@@ -34,7 +34,9 @@ class AttentionStatistics(TrainerCallback):
     """
 
     def __init__(self, trainer: "Trainer", rows: int = 8, *, by_layer: bool = False):
-        self.trainer, self.rows, self.by_layer = trainer, rows, by_layer
+        self.trainer = trainer
+        self.rows = rows
+        self.by_layer = by_layer
         self._batch: dict[str, Any] = {}
         self._hook: Any = None
 

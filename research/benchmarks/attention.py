@@ -232,7 +232,8 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
         return {}
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
     times = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
-    times, results = in_turn(times, options.rounds), {}
+    times = in_turn(times, options.rounds)
+    results = {}
     for name, values in times.items():
         ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
         results[name] = {

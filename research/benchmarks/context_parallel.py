@@ -110,7 +110,9 @@ def main() -> None:
         times = []
         with sequence_on(mesh):
             for _ in range(arguments.rounds):
-                counts, collectives, start = Counter(), Collectives(), process_time()
+                counts = Counter()
+                collectives = Collectives()
+                start = process_time()
                 with collectives:
                     result = attend(*parts, counts)
                 times.append(process_time() - start)

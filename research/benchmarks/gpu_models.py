@@ -136,7 +136,9 @@ def seconds_of(step: Step, number: int) -> float:
 def compare(title: str, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds, ratio to the first candidate, memory and time to the first step of each candidate."""
     names, build = COMPARISONS[title]
-    steps, times, rows = {}, {name: [] for name in names}, {}
+    steps = {}
+    times = {name: [] for name in names}
+    rows = {}
     for name in names:
         torch.manual_seed(0)
         torch.cuda.reset_peak_memory_stats()

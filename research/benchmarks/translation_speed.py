@@ -175,7 +175,8 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precision
     if not precisions:
         return {}
     with tempfile.TemporaryDirectory() as folder:
-        saved, exported = f"{folder}/saved", f"{folder}/exported"
+        saved = f"{folder}/saved"
+        exported = f"{folder}/exported"
         model.save_pretrained(saved)
         save_tokenizers(saved, tokenizer)
         export_onnx(saved, exported, precisions=precisions)
@@ -186,7 +187,9 @@ class Stopwatch(TrainerCallback):
     """Times the updates of a run but for the first ones, which warm up."""
 
     def __init__(self, clock: Callable[[], float], warmup: int = 3):
-        self.clock, self.warmup, self.seconds = clock, warmup, 0.0
+        self.clock = clock
+        self.warmup = warmup
+        self.seconds = 0.0
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.warmup:
@@ -199,7 +202,8 @@ class CountingCollator:
     """Counts the real tokens that it has collated, batch by batch."""
 
     def __init__(self, collate):
-        self.collate, self.tokens = collate, []
+        self.collate = collate
+        self.tokens = []
 
     def __call__(self, rows: list[dict]) -> dict:
         self.tokens.append(sum(len(row["input_ids"]) + len(row["labels"]) for row in rows))

@@ -69,8 +69,10 @@ def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
 
 
 def _lead(evidence: Evidence, row_name: str, baseline: str) -> Lead | None:
-    (table, key, tried), (_, other, _) = _row_of(evidence, row_name), _row_of(evidence, baseline)
-    losses, zeros = evidence.values(key, LOSS), evidence.values(key, "zeros")
+    table, key, tried = _row_of(evidence, row_name)
+    _, other, _ = _row_of(evidence, baseline)
+    losses = evidence.values(key, LOSS)
+    zeros = evidence.values(key, "zeros")
     if not losses:
         return None
     metric = task_named(evidence.of_row(key)[0].recipe["task"]).main_metric

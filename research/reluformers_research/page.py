@@ -13,7 +13,9 @@ from .tables import SCORE, Claim
 _BEGIN = "<!-- table: "
 _BLOCK = re.compile(rf"(<!-- ((\w+)(?:: \S+ \S+)?) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of \3 -->)", re.DOTALL)
 _OPPOSITES = [{HOLDS, "contradicted"}, {AT_ONE_RATE, "contradicted"}]
-PAPERS, CAUSAL, OURS = "claims of papers", "claims of papers about causal models", "questions of ours"
+PAPERS = "claims of papers"
+CAUSAL = "claims of papers about causal models"
+OURS = "questions of ours"
 
 
 def tables_in(text: str) -> list[tuple[str, str]]:
@@ -49,7 +51,9 @@ def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
 def counts(reports: Sequence[TableReport]) -> str:
     """How many claims have which outcome, by whose claims they are."""
     by_loss: dict[str, Counter] = {PAPERS: Counter(), CAUSAL: Counter(), OURS: Counter()}
-    by_score, of_statistics, contradicted = Counter(), Counter(), []
+    by_score = Counter()
+    of_statistics = Counter()
+    contradicted = []
     for report in reports:
         for claim, verdicts in judged(report).items():
             if claim.measure != SCORE:

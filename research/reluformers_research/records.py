@@ -174,7 +174,8 @@ def gather(source: Path, folder: Path) -> int:
         row = row.set_column(row.column_names.index("tables"), schema.field("tables"), column)
         rows.setdefault(recipe.task, []).append(row.select(schema.names).cast(schema))
     for task, of_task in rows.items():
-        table, prefix = pa.concat_tables(of_task).combine_chunks(), task.replace("-", "_")
+        table = pa.concat_tables(of_task).combine_chunks()
+        prefix = task.replace("-", "_")
         shards = math.ceil(table.nbytes / _SHARD_BYTES)
         size = math.ceil(table.num_rows / shards)
         paths = [folder / f"{prefix}-{shard:05}.parquet" for shard in range(shards)]
@@ -190,7 +191,9 @@ def _schema(task: str) -> pa.Schema:
     """Columns of the Parquet files of a task; those of the library's are splits of one data set, and have the same."""
     tasks = library.TASKS if task in library.TASKS else [task]
     metrics = dict.fromkeys(metric for task in tasks for metric in TASKS[task].scorer.scores_of_sums())
-    text, number, whole = pa.string(), pa.float64(), pa.int64()
+    text = pa.string()
+    number = pa.float64()
+    whole = pa.int64()
     # millionths of nats of a long row pass 2³²; words and letters do not
     count = pa.uint32() if task in library.TASKS else pa.uint64()
     counts = dict.fromkeys(metrics, count) | {LOSS: pa.uint64()}

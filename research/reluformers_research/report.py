@@ -18,9 +18,14 @@ from .statistics import Difference, RankDifference, holm
 from .tables import SCORE, Claim, Row, Table, row_key
 from .tasks import Task, task_named
 
-HOLDS, AT_ONE_RATE, OPEN = "holds", "holds at one rate", "open"
-NO_LEAD, AS_SMALL, NOT_THERE = "no lead that matters", "as small in the paper", "the paper's lead is not there"
-REVERSED, DIFFERS = "contradicted: reversed", "contradicted: differs"
+HOLDS = "holds"
+AT_ONE_RATE = "holds at one rate"
+OPEN = "open"
+NO_LEAD = "no lead that matters"
+AS_SMALL = "as small in the paper"
+NOT_THERE = "the paper's lead is not there"
+REVERSED = "contradicted: reversed"
+DIFFERS = "contradicted: differs"
 OUTCOMES = (HOLDS, AT_ONE_RATE, "contradicted", NOT_THERE, AS_SMALL, NO_LEAD, OPEN)
 _FAILS = {">": NO_LEAD, ">=": REVERSED, "~": DIFFERS}
 # learning rates that a row is the best of, at least
@@ -92,7 +97,9 @@ class TableReport:
     """
 
     def __init__(self, table: Table, setting: str, runs: Sequence[Runs], evidence: Evidence):
-        self.table, self.setting, self.evidence = table, setting, evidence
+        self.table = table
+        self.setting = setting
+        self.evidence = evidence
         self.runs = {one.row.name: one for one in runs}
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
@@ -154,7 +161,8 @@ class TableReport:
         for name in {first, second} - self.runs.keys():
             if sum(bool(self.runs[row].records) for row in self.rows_like(name)) < _RATES:
                 return None
-        one, other = self.row_of(first), self.row_of(second)
+        one = self.row_of(first)
+        other = self.row_of(second)
         _check_same_data(self.table.name, [*one.records, *other.records])
         return self.evidence.difference(one.key, other.key, measure)
 

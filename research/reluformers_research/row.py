@@ -151,7 +151,8 @@ def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndar
 
 def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -> ScoringOptions:
     """Options of `reluformers evaluate` for the test set of a recipe, or another split."""
-    data, source = recipe.data, recipe.data.sources()[split]
+    data = recipe.data
+    source = recipe.data.sources()[split]
     if data.path is None:
         places = {"data": {split: source}, "split": split, "data_config": None, "data_revision": None}
     else:

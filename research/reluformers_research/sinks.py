@@ -28,7 +28,10 @@ from .causal.run import regularization_loss
 from .page import replace_blocks
 from .tables import Table
 
-LENGTH, WIDTH, BATCH, DONE = 16, 16, 128, 5e-3
+LENGTH = 16
+WIDTH = 16
+BATCH = 128
+DONE = 5e-3
 
 
 class Trained(NamedTuple):
@@ -76,7 +79,8 @@ def make_mask(attention: AttentionConfig) -> AttentionMask:
 def train(attention: AttentionConfig, loss_weights: dict[str, float], seed: int, steps: int) -> Trained:
     """Train one attention, and look where its weight goes."""
     torch.manual_seed(seed)
-    generator, mask = torch.Generator().manual_seed(seed), make_mask(attention)
+    generator = torch.Generator().manual_seed(seed)
+    mask = make_mask(attention)
     if attention.score == "dot" and attention.scale is None:
         attention = replace(attention, scale=1.0)
     layer = MultiHeadAttention(WIDTH, 1, attention, bias=False)
@@ -143,7 +147,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="picture to draw")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table, trained = Table.load("causal/attentions"), {}
+    table = Table.load("causal/attentions")
+    trained = {}
     for row in table.rows_of("small", options.rows):
         recipe = table.recipe("small", row, 1)
         trained[row.name] = [

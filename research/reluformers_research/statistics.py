@@ -109,7 +109,8 @@ class RankDifference:
     def interval(self) -> tuple[float, float]:
         """Ends of the widest interval whose level is `LEVEL` or more (Hodges and Lehmann 1963)."""
         # pairs that the first system wins, in every order of the runs
-        size, places = len(self.first), range(len(self.first) + len(self.second))
+        size = len(self.first)
+        places = range(len(self.first) + len(self.second))
         wins = [sum(chosen) - size * (size - 1) // 2 for chosen in combinations(places, size)]
         outside = 0
         while np.mean(np.array(wins) <= outside) <= (1 - LEVEL) / 2:
@@ -222,7 +223,9 @@ class SeedModel:
         The largest variance is tested against the rest by F, with Bonferroni's correction, and put aside, until half
         are left; those up to the last one that was told apart are it, as a wide one hides another (Rosner 1983).
         """
-        left, aside, count = self.systems, [], 0
+        left = self.systems
+        aside = []
+        count = 0
         while len(left) > max(2, len(self.systems) // 2):
             _, sums = self._spread(left)
             worst = max(sums, key=lambda system: sums[system][0])
@@ -273,13 +276,15 @@ def row_draws(run: np.ndarray, score: ScoreOfSums) -> np.ndarray:
 @lru_cache(maxsize=2)
 def _row_weights(rows: int) -> np.ndarray:
     """How often each draw takes each row, the same whenever it is asked for    uint8 [draws, rows]."""
-    random, shares = np.random.default_rng(0), np.full(rows, 1 / rows)
+    random = np.random.default_rng(0)
+    shares = np.full(rows, 1 / rows)
     return np.stack([random.multinomial(rows, shares).astype(np.uint8) for _ in range(ROW_DRAWS)])
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction: p-values that may be held against one level although they are many (Holm 1979)."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest

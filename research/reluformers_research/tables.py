@@ -63,7 +63,9 @@ class Claim:
             raise ValueError(f"claim {text!r} is not of the form [measure: ]row >|>=|~|<|<= row")
         measure = match["measure"] or SCORE
         check_name(measure, (SCORE, *MEASURES), "measure")
-        first, relation, second = match["first"], match["relation"], match["second"]
+        first = match["first"]
+        relation = match["relation"]
+        second = match["second"]
         if relation.startswith("<"):
             first, second, relation = second, first, relation.replace("<", ">")
         return cls(first, second, relation, measure, text, is_ours)

@@ -71,7 +71,8 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], dict[str, li
 
 def _with_answers(observed: observation.Observed) -> dict[str, list[Rows]]:
     """The rows of every site, and where there are labels whether the model is right."""
-    labels, is_right = observed.inputs.get("labels"), {}
+    labels = observed.inputs.get("labels")
+    is_right = {}
     if "pixel_values" not in observed.inputs:
         is_right = dict.fromkeys(("decoder", "cross"), (observed.logits.argmax(-1) == labels).unsqueeze(1))
     elif labels is not None and labels.dim() == 1:

@@ -59,7 +59,8 @@ class Statistic(ABC):
         results: dict[str, dict[str, list[LayerValue]]] = {}
         for site, layers in self.sums.items():
             for sums in layers:
-                overall, heads = self.values(sums.sum(0)), self.values(sums)
+                overall = self.values(sums.sum(0))
+                heads = self.values(sums)
                 for name, value in overall.items():
                     by_head = heads[name].tolist() if len(sums) > 1 else []
                     layer = {"overall": _known(value.item()), "heads": [_known(number) for number in by_head]}

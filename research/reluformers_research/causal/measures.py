@@ -117,7 +117,8 @@ def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
 def slow_rotation(model: PreTrainedModel, times: float = 50.0) -> Iterator[None]:
     """Let rotary positions turn by θ^(−2i/d) with θ so many times as large."""
     rotary = model.model.rotary_emb
-    before, base = rotary.inv_freq, model.config.rope_parameters["rope_theta"]
+    before = rotary.inv_freq
+    base = model.config.rope_parameters["rope_theta"]
     rotary.inv_freq = before ** (math.log(base * times) / math.log(base))
     try:
         yield
