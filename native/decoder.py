@@ -14,8 +14,15 @@ from . import Structure, _fields
 # The order is that of decoder.c, because C gets an index.
 NORMS = ("none", "layer", "rms", "unit_length")
 ACTIVATIONS = (
-    *(*ELEMENTWISE, "step"),
-    *("softmax", "softmax1", "softpick", "sparsemax", "entmax15", "gelu_pytorch_tanh", "swish"),
+    *ELEMENTWISE,
+    "step",
+    "softmax",
+    "softmax1",
+    "softpick",
+    "sparsemax",
+    "entmax15",
+    "gelu_pytorch_tanh",
+    "swish",
 )
 LENGTH_FORMS = ("constant", "log_length", "sqrt_log_length")
 GATES = ("none", "linear", "silu", "sigmoid")

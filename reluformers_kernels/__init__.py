@@ -8,7 +8,6 @@ and opening a folder registers none of the library's classes. Each function here
 good: the caller then computes what it asked for.
 """
 
-from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, PassOptions
 from .dropout import dropout
 from .fused_attention import attention, factors_of_rows, rectified_attention
@@ -29,7 +28,6 @@ __all__ = [
     "dropout",
     "explain_search",
     "factors_of_rows",
-    "interface",
     "is_quantized",
     "norm",
     "quantize_int8",

@@ -21,12 +21,13 @@ import platform
 import shutil
 from pathlib import Path
 
+from kernel_interface import ATTENTIONS
+
 import reluformers_kernels
 import reluformers_native
 from reluformers.errors import run_main
 from reluformers.files import atomic_directory, write_json
 from reluformers_kernels.compiled import NATIVE_INTERFACE
-from reluformers_kernels.interface import ATTENTIONS
 
 NAME = "reluformers-attention"
 OLDEST_TORCH = "211"  # 2.11, of setup.py; the compiled code knows nothing of torch but its stable interface
@@ -106,6 +107,8 @@ def write_repository(folder: Path, flash: str | None = None) -> None:
         "compiled.py": "from . import native  # noqa: F401\n",
         "__init__.py": INIT if flash is None else FLASH_INIT.format(flash),
     }
+    interface = Path(__file__).with_name("kernel_interface.py").read_text(encoding="utf-8")
+    texts["interface.py"] = interface.replace("from reluformers_kernels.", "from .")
     texts["native/__init__.py"] = source.read_text(encoding="utf-8")
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:12]
     with atomic_directory(folder) as new:

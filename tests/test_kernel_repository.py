@@ -9,6 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from kernel_interface import ATTENTIONS as IN_REPOSITORY
+from kernel_interface import flash_functions
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations import hub_kernels
 from transformers.masking_utils import flash_attention_mask
@@ -19,8 +21,6 @@ from reluformers.attentions import ATTENTIONS
 from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.modeling.attention import AttentionFormula, AttentionMask, eager_attention
 from reluformers_kernels import compiled
-from reluformers_kernels.interface import ATTENTIONS as IN_REPOSITORY
-from reluformers_kernels.interface import flash_functions
 
 native = pytest.importorskip("reluformers_native")
 ROOT = Path(__file__).parents[1]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from kernel_interface import flash_functions
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.integrations import hub_kernels
 
 from reluformers.attentions import flatten_inputs
-from reluformers_kernels.interface import flash_functions
 
 from .test_by_name import MODELS, build
 

@@ -11,13 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused_attention import rectified_attention
+from reluformers_kernels.fused_attention import rectified_attention
 
-# keywords that mean nothing here, beside those that begin with output_
+# These keywords mean nothing here, nor do those that begin with output_.
 _FOR_OTHERS = {
-    *("use_cache", "cache_position", "return_dict", "deterministic", "max_length_q", "max_length_k", "seq_idx"),
-    *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
-    *("tokenizer", "assistant_tokenizer", "logits_to_keep"),
+    "use_cache",
+    "cache_position",
+    "return_dict",
+    "deterministic",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+    "input_ids",
+    "inputs_embeds",
+    "token_type_ids",
+    "pixel_values",
+    "labels",
+    "num_items_in_batch",
+    "tokenizer",
+    "assistant_tokenizer",
+    "logits_to_keep",
 }
 
 
@@ -75,19 +88,21 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
             raise ValueError(
                 f"this model gives its attention {', '.join(sorted(unknown)) or 'a ready mask'}: not known here"
             )
-        if attention_mask is not None:  # a static cache has more places than tokens
+        if attention_mask is not None:  # A static cache is longer than its tokens.
             key, value = (states[:, :, : attention_mask.shape[1]] for states in (key, value))
         query_len = query.shape[2]
         key_len = key.shape[2]
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         offset = key_len - query_len
-        positions = position_ids if attention_mask is None else None  # in padding they stand still without a new text
+        # In padding, positions stand still without a new text.
+        positions = position_ids if attention_mask is None else None
         first_keys, last_keys = _texts(cu_seq_lens_q, cu_seq_lens_k, positions, query_len, key_len)
         if sliding_window is not None:
             window = torch.arange(query_len, device=query.device)[None] + (offset - sliding_window + 1)
             first_keys = window if first_keys is None else torch.maximum(window, first_keys)
-            # without causality a window reaches as far ahead as back
-            is_causal, offset = True, offset if is_causal else offset + sliding_window - 1
+            if not is_causal:  # A window then reaches as far ahead as back.
+                offset += sliding_window - 1
+            is_causal = True
         output = rectified_attention(
             query,
             key,
