@@ -8,11 +8,10 @@ from torch import nn
 
 from builders.models import build_marian, build_model
 from reluformers import TranslationPipeline
-from reluformers.evaluation.alignments import AlignmentHead, best_layer, measure_layers, word_alignments
+from reluformers.evaluation.alignments import best_layer, measure_layers, word_alignments
 from reluformers.translation.tokenization import train_tokenizer
 
 WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
-HEADS = 2
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ class Looking(nn.Module):
 
 def reversed_links(source: str) -> list:
     last = len(source.split()) - 1
-    return [(last - place, place) for place in range(last + 1)]
+    return [(last - word, word) for word in range(last + 1)]
 
 
 def test_alignments_of_a_model_that_looks_where_it_is_told_to(tokenizer, pairs):
@@ -56,16 +55,12 @@ def test_alignments_of_a_model_that_looks_where_it_is_told_to(tokenizer, pairs):
     model = Looking().train()
     aligned = list(word_alignments(model, (tokenizer, tokenizer), rows, max_tokens=50))
     assert model.training
-    for (source, target), found in zip(rows, aligned, strict=True):
-        length = len(source.split())
-        assert (found.source, found.target) == (source.split(), target.split())
-        assert found.links.shape == (2, 4, HEADS + 1, length)
-        assert found.of(AlignmentHead(0)) == [(0, place) for place in range(length)]
-        assert found.of(AlignmentHead(1, 0)) == [(0, place) for place in range(length)]
-        assert found.of(AlignmentHead(1, 1)) == found.of(AlignmentHead(1)) == reversed_links(source)
-        assert found.of(AlignmentHead(2, 1, shifted=True)) == reversed_links(source)
-        assert found.of(AlignmentHead(2)) != reversed_links(source)
-        assert found.of(AlignmentHead(3)) == found.of(AlignmentHead(3, 1, shifted=True)) == []
+    for (source, _), layers in zip(rows, aligned, strict=True):
+        first, same, late, nowhere = layers
+        assert first == [(0, word) for word in range(len(source.split()))]
+        assert same == reversed_links(source)
+        assert late == [(link, word + 1) for link, word in reversed_links(source)[:-1]]
+        assert nowhere == []
 
 
 def test_subwords_are_summed_and_the_end_token_is_left_out():
@@ -73,25 +68,21 @@ def test_subwords_are_summed_and_the_end_token_is_left_out():
     tokenizer = train_tokenizer(["ab ab cd cd x y"], 60, min_frequency=9)  # letters and nothing longer
     pieces = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in ("x cd", "ab")]
     assert [len(side) for side in pieces] == [6, 4]  # ▁ x ▁ c d </s> and ▁ a b </s>
-    weights = torch.zeros(1, 1, 2, 4, 6)
+    weights = torch.zeros(1, 2, 1, 4, 6)
     weights[0, 0, 0, 1] = torch.tensor([0.0, 0.4, 0.0, 0.3, 0.2, 0.1])
-    weights[0, 0, 1, 1:3] = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.0, 0.8], [0.0, 0.0, 0.0, 0.1, 0.0, 0.9]])
-    weights[0, 0, :, 3] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    weights[0, 1, 0, 1:3] = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.0, 0.8], [0.0, 0.0, 0.0, 0.1, 0.0, 0.9]])
+    weights[0, :, :, 3] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 
     class Fixed(Looking):
         def forward(self, **kwargs):
             return SimpleNamespace(cross_attentions=tuple(weights.unbind(1)), logits=None)
 
     (aligned,) = word_alignments(Fixed(), (tokenizer, tokenizer), [("x cd", "ab")])
-    # head 0: x 0.4, cd 0.5; head 1: x 0.2, cd 0.1; the mean: x 0.3, cd 0.3
-    assert aligned.of(AlignmentHead(0, 0)) == [(1, 0)]
-    assert aligned.of(AlignmentHead(0, 1)) == [(0, 0)]
-    # one step later the row of </s> comes in, with 1 on cd
-    assert aligned.of(AlignmentHead(0, 1, shifted=True)) == [(1, 0)]
+    assert aligned == [[(1, 0)], [(0, 0)]]  # layer 0: x 0.4, cd 0.5; layer 1: x 0.2, cd 0.1
 
 
 @pytest.mark.parametrize(("layer", "head", "shifted"), [(2, 2, False), (0, None, True), (None, None, False)])
-def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, layer, head, shifted):
+def test_the_pipeline_aligns_by_the_configuration(tokenizer, layer, head, shifted):
     fields = {"alignment_layer": layer, "alignment_head": head, "alignment_shifted": shifted}
     model = build_model("reluformer", vocab_size=len(tokenizer), **fields)
     pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=9)
@@ -99,12 +90,16 @@ def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, layer
     # whole words, so that the translation has the same tokens when it is read again
     others = [token for word, token in tokenizer.get_vocab().items() if word.removeprefix("▁") not in WORDS]
     (answer,) = pipe(source, return_alignments=True, suppress_tokens=others)
-    chosen = AlignmentHead.of_config(model.config)
-    assert chosen == AlignmentHead(1 if layer is None else layer, head, shifted)  # the last of three but one
-    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [(source, answer["translation_text"])])
-    links = [link for link in answer["alignments"] if link["source_index"] is not None]
-    assert aligned.target == [link["target"] for link in answer["alignments"]]
-    assert aligned.of(chosen) == [(link["source_index"], answer["alignments"].index(link)) for link in links]
+    words = answer["translation_text"].split()
+    inputs = tokenizer(source, text_target=" ".join(words), return_tensors="pt")
+    assert inputs["labels"].shape[1] == len(words) + 1  # Each word is a token, and </s> is the last one.
+    with torch.no_grad():
+        weights = model.eval()(**inputs, output_attentions=True).cross_attentions[1 if layer is None else layer][0]
+    weights = weights.mean(0) if head is None else weights[head]
+    rows = weights[1:] if shifted else weights[:-1]
+    expected = [int(row.argmax()) if row.any() else None for row in rows[:, :-1]]
+    assert [link["target"] for link in answer["alignments"]] == words
+    assert [link["source_index"] for link in answer["alignments"]] == expected
 
 
 def test_a_model_of_others(tokenizer, pairs):
@@ -112,7 +107,7 @@ def test_a_model_of_others(tokenizer, pairs):
     model = build_marian(len(tokenizer))
     assert model.config._attn_implementation == "sdpa"
     (aligned,) = word_alignments(model, (tokenizer, tokenizer), [("Anna Oslo", "Oslo Anna 12")])
-    assert aligned.links.shape == (2, 2, HEADS + 1, 3)
+    assert [[word for _, word in links] for links in aligned] == [[0, 1, 2]] * 2
     model.config.alignment_layer, model.config.alignment_head = 1, 0
     pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=5, min_new_tokens=5)
     (answer,) = pipe("Anna Oslo", return_alignments=True, suppress_tokens=[0, 1, 3])
