@@ -133,7 +133,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def default_scale_length(self) -> int:
         """L of cosine attention: every image has the same length."""
-        # log2(L² − L) needs an L of 2 at least
+        # log2(L² − L) needs an L of at least 2.
         return max(2, self.num_tokens)
 
     def validate_fields(self) -> None:

@@ -92,7 +92,7 @@ def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
     return _normalize(partial(_sparse_distribution, power=2), scores, mask)
 
 
-# φ of each score z by itself
+# These φ take each score z by itself.
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
     "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)

@@ -22,7 +22,7 @@ class RequestHandler:
     """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
 
     task: ClassVar[str]
-    # name → bounds of a number, both included, or a list of what is allowed
+    # Each name has the bounds of a number, both included, or a list of what is allowed.
     parameters: ClassVar[dict[str, tuple | list]]
 
     def __init__(self, path: str = ""):

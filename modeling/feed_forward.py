@@ -12,7 +12,7 @@ from transformers import initialization as init
 from ..configuration.configuration_base import TransformerConfig
 from .kernels import apply_dropout
 
-# name → φ; for swish, x·σ(βx), the module multiplies by β
+# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,

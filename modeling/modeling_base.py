@@ -21,8 +21,9 @@ from .regularization import RowTensors, SiteRows, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
-# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
+# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
+# k and v, QKNorm's released code all four.
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
 class TransformerPreTrainedModel(PreTrainedModel):

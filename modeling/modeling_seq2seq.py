@@ -74,7 +74,7 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
     null_rate: Tensor | None = None
 
 
-# transformers calls the cache `past_key_values` up to 5.23 and `cache` from 5.24 on; else the import fails
+# transformers calls the cache `past_key_values` up to 5.23 and `cache` from 5.24 on. With neither the import fails.
 CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from .attention_functions import length_factor
 from .normalization import at_least_float32
 
-# sums of rows and of weighted logs; None where nobody needs them
+# These are sums of rows and of weighted logs, or None where nobody needs them.
 RowTensors = tuple[Tensor | None, Tensor | None]
 
 
