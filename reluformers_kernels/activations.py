@@ -10,7 +10,7 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 
-# φ, as in the models' code
+# Each φ must compute what the models' code does.
 _FUNCTIONS = {
     "relu": functional.relu,
     "relu2": lambda z: functional.relu(z).square(),
@@ -22,7 +22,7 @@ _FUNCTIONS = {
     "identity": lambda z: z,
     "step": lambda z: (z > 0).to(z.dtype),
 }
-# gradient of the score z from those of the weight w = φ(z)
+# The backward passes need the gradient of the score z from that of the weight w = φ(z).
 GRADIENTS = {
     "relu": lambda gradient, z, w: aten.threshold_backward(gradient, w, 0),
     "relu2": lambda gradient, z, w: gradient * functional.relu(z).mul_(2),
@@ -38,8 +38,8 @@ ACTIVATIONS = tuple(GRADIENTS)
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # φ ≥ 0
-HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # For these φ ≥ 0.
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # For these φ(a·x) = a·φ(x) if a > 0.
 
 
 def activate(activation: str, scores: Tensor) -> Tensor:

@@ -36,12 +36,12 @@ class _Block:
     """Weights of some queries of some heads for some keys that these may see."""
 
     number: int
-    index: tuple[int, slice, slice]  # row of the batch, heads, queries
+    index: tuple[int, slice, slice]  # It selects a row of the batch, heads and queries.
     keys: slice
     key: Tensor  # [heads, keys, head_dim]
     value: Tensor
-    mask: Tensor | None  # bool [1, queries or 1, keys] where they have holes
-    diagonal: int | None  # query t sees the keys up to diagonal + t of the block; None: all, or those of the mask
+    mask: Tensor | None  # It is bool [1, queries or 1, keys] if visible keys have holes.
+    diagonal: int | None  # Query t sees keys up to diagonal + t of the block; None: the mask says, or all.
 
     def take(self, states: Tensor) -> Tensor:
         """Numbers of these queries, in the dtype of products    [heads, queries, width]."""

@@ -11,13 +11,13 @@ from .activations import ACTIVATIONS, RECTIFIED, PassOptions
 from .compiled import native
 from .tensors import PagedTensor, compute_dtype, is_differentiated
 
-LONG_KEYS = 2048  # beyond so many, a single query on a GPU is written out whatever it hides
-SHORT_KEYS = 128  # up to so many, weights that are written out are faster on a processor without compiled code
-# whether PyTorch multiplies tiles of bfloat16, and compiled code does not; read once, as a compiler cannot look at it
+LONG_KEYS = 2048  # Beyond so many, the weights of a single query on a GPU are always written out.
+SHORT_KEYS = 128  # Up to so many, writing the weights out is faster on a CPU without compiled code.
+# PyTorch may multiply tiles of bfloat16 where compiled code does not. A compiler cannot ask, so it is read once here.
 MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
 if native is not None and environ.get(native.VARIABLE) == native.BY_NAME:
     MULTIPLIES_TILES = False
-SHORT_TILES = 512  # with tiles of bfloat16, compiled code is faster up to so many keys if half of them are never read
+SHORT_TILES = 512  # Against tiles of bfloat16, compiled code wins with up to so many keys, half of them hidden.
 
 
 def choose_computation(
@@ -43,16 +43,16 @@ def choose_computation(
         return None
     is_plain = options.dropout == 0 and options.needed_statistics == "none"
     if query.shape[2] == 1 and is_plain and not is_sparse and not isinstance(key, PagedTensor):
-        # a GPU waits for the start of each operation, of which a padding mask and a bound take one each; but a kernel
-        # takes all keys of a head one tile after another
+        # A GPU waits for the start of each operation, and each mask or bound takes one. But a kernel takes all keys of
+        # a head one tile after another.
         hides_keys = any(
             part is not None for part in (options.key_padding_mask, options.first_keys, options.last_keys)
         )
         is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
         return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
     if may_write_out and is_sparse and options.needed_statistics != "none":
-        return None  # they would have no gradients
-    # asked first: the rule for few keys below is of processors without compiled code
+        return None  # These statistics would have no gradients.
+    # Compiled code goes first, as the rule for few keys below is for CPUs without it.
     if _is_native(query, value, activation, options.causal_offset is not None):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype
@@ -90,7 +90,7 @@ def _is_triton(query: Tensor, value: Tensor, activation: str) -> bool:
     """Whether kernels are there for this GPU and these shapes."""
     if query.device.type != "cuda":
         return False
-    from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
+    from .triton_attention import can_take  # Triton takes long to import, and is needed on GPUs alone.
 
     return can_take(query, value, activation)
 

@@ -78,7 +78,7 @@ _LINEAR_NAMES = "weight bias in_features out_features packed sums blocks"
 _POSITION_NAMES = "weight table num_embeddings embedding_dim dim layout max_positions"
 
 _PROOF_TOKENS = 4  # More than one, as the weights of a single key hide mistakes.
-_PROOF_TOLERANCE = 1e-3  # largest ‖compiled − PyTorch‖ / ‖PyTorch‖ in float32
+_PROOF_TOLERANCE = 1e-3  # ‖compiled − PyTorch‖ / ‖PyTorch‖ may be so large in float32.
 
 logger = logging.getLogger(__name__)
 
@@ -500,14 +500,14 @@ class Translator:
 class SearchOptions(NamedTuple):
     """What is searched."""
 
-    beams: int  # for each sentence; 1 means greedy search
-    returned: int  # hypotheses of a sentence
+    beams: int  # One beam means greedy search.
+    returned: int  # So many hypotheses of a sentence are returned.
     max_length: int  # A row has at most so many tokens.
     padding: int  # It fills a row after its last token.
-    ends: list[int]  # tokens that end a sentence
+    ends: list[int]  # These tokens end a sentence.
     # Each rule has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it forces or bans.
     rules: list[tuple[list[int], int, int, bool]]
-    early_stopping: bool | str  # as in `generate`, but never "never" without a positive penalty
+    early_stopping: bool | str  # It is that of `generate`, but "never" needs a positive penalty.
     alpha: float
     offset: int
     is_renormalized: bool = False  # If true, log P is taken over the tokens that no rule forbids.
@@ -609,9 +609,11 @@ class _Seen(NamedTuple):
     module: nn.Module
     kind: type
     children: dict[str, nn.Module | None]
-    tensors: list[tuple[dict, str, Tensor, int, torch.Size, torch.dtype]]  # owner, name, tensor, address, shape, dtype
-    settings: list[tuple[str, Any]]  # numbers and names among its attributes
-    size: int | None  # the number of its attributes, if that never grows
+    tensors: list[
+        tuple[dict, str, Tensor, int, torch.Size, torch.dtype]
+    ]  # Each has owner, name, tensor, address, shape, dtype.
+    settings: list[tuple[str, Any]]  # These are numbers and names among its attributes.
+    size: int | None  # It is the number of attributes, if that never grows.
 
     def is_same(self, has_same_memory: bool = True) -> bool:
         """Whether the module still computes that, on weights in the same memory if that is asked for."""

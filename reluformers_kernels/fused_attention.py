@@ -55,7 +55,7 @@ def _passes(computation: str) -> tuple[Callable, Callable, Callable]:
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
-_OPTIONS = (  # the fields of `PassOptions`
+_OPTIONS = (  # They are the fields of `PassOptions`.
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
     "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
     "SymInt? causal_offset, float dropout, str needed_statistics"
@@ -111,7 +111,8 @@ def _run_backward(
     """Gradients of query, key, value and θ, which may be None where θ is a number."""
     forward, backward, _ = _passes(computation)
     with without_autocast(query.device.type):
-        if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
+        # As the sum of a row stays 1, dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij).
+        if options.row_thresholds is not None:
             slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
             output, sums, *_ = forward(query, key, value, slopes)
             grad_row_sums = -(at_least_float32(grad_output) * output).sum(-1) * _shares(sums)

@@ -41,7 +41,7 @@ KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache",
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 _PLAIN = (int, float, str, list, tuple, dict, type(None))  # A bool is an int.
 _FOREVER = 2**31
-# a configuration, and the pair that a search by another penalty replaces, which `find_options` knows
+# A model may have these of its own: `find_options` knows what a search by another penalty replaces.
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
 # With these options, `generate` prepares something else each time.
 _OTHER_CALLS = ("custom_generate", "encoder_outputs")

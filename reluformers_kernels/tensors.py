@@ -46,7 +46,7 @@ def in_one_dtype(*states: Tensor) -> list[Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
     else:
         for other in states[1:]:
-            if other.dtype != dtype:  # asked, as dispatching the question takes longer
+            if other.dtype != dtype:  # promote_types takes longer than this test.
                 dtype = torch.promote_types(dtype, other.dtype)
     return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in states]
 
@@ -60,7 +60,9 @@ def is_traced() -> bool:
 
 def is_dispatched() -> bool:
     """Whether a dispatch mode, such as that of fake tensors, follows operators, for which an operator is enough."""
-    return not is_traced() and torch._C._len_torch_dispatch_stack() > 0  # in this order: a compiler knows no stack
+    return (
+        not is_traced() and torch._C._len_torch_dispatch_stack() > 0
+    )  # A compiler knows no stack, so it is asked last.
 
 
 def is_watched() -> bool:
@@ -72,7 +74,7 @@ def are_plain(*states: Tensor | None) -> bool:
     """Whether nothing follows operators: tensors of PyTorch's own class with numbers in them, and none who watches."""
     if is_watched() or states[0].device.type == "meta":
         return False
-    is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
+    is_batched = torch._C._functorch.is_legacy_batchedtensor  # `is_grads_batched` of torch.autograd.grad makes these.
     return all(part is None or (type(part) in (Tensor, PagedTensor) and not is_batched(part)) for part in states)
 
 
@@ -125,6 +127,6 @@ def is_differentiated() -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Compute in the types that are given; the meta device knows no autocast."""
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # asked, as the context takes longer
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # The context takes longer than this test.
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

@@ -77,8 +77,8 @@ def forward_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
-    # assembler lets every matrix product wait for the one before (its note C7515)
+    # The last tiles go first. If the loop that may do nothing began with sums of 0, the assembler would let every
+    # matrix product wait for the one before (its note C7515).
     for phase in tl.static_range(2):
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -211,7 +211,7 @@ def key_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, batch, seen, start, query_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
+    for phase in tl.static_range(2):  # Tiles with an edge go first, as in the forward pass.
         for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else stop):
             tile = step
             if phase == 0:
@@ -293,7 +293,7 @@ def query_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
+    for phase in tl.static_range(2):  # The last tiles go first, as in the forward pass.
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)

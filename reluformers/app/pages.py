@@ -54,8 +54,8 @@ LAUNCH = {
         document.querySelectorAll("textarea").forEach((box) => box.dispatchEvent(new Event("input")))
     ).observe(document.body)""",
     "quiet": True,
-    # without the check of Gradio that gives up where a busy computer takes more than 3 seconds for the page: it has
-    # asked the server before, and waited for the answer as long as it takes
+    # Gradio's check would give up on a busy computer that takes more than 3 seconds for the page. Before that it has
+    # asked the server, and waited for the answer as long as it takes.
     "_frontend": False,
 }
 BLOCKS = {"analytics_enabled": False, "delete_cache": CACHE_SECONDS}
@@ -207,7 +207,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
         last = gr.State(opened)
         with gr.Row():
             with gr.Column():
-                # the browser keeps to max_length, the model checks it; in a box of one line at first, Enter submits
+                # The browser keeps to max_length, and the model checks it. In a box of one line Enter submits.
                 text = gr.Textbox(
                     examples[0] if examples else None,
                     label="Text",

@@ -233,7 +233,7 @@ def _row_scale(module: MultiHeadAttention, calls: list[RecordedCall], heads: int
     """1 / mean row sum of each head [heads], and the squared error of its outputs with that scale [heads]."""
     sums = torch.zeros(heads, dtype=torch.float64)
     rows = 0
-    products = torch.zeros(3, heads, dtype=torch.float64)  # o·o, o·o_softmax, o_softmax·o_softmax
+    products = torch.zeros(3, heads, dtype=torch.float64)  # They are o·o, o·o_softmax and o_softmax·o_softmax.
     for call in calls:
         output, weights = _run(module, call)
         sums += weights.sum(-1).transpose(1, 2)[call.real].double().sum(0).cpu()

@@ -78,7 +78,7 @@ class PagedAttention(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Attend from the new tokens [tokens, heads, head_dim] of all requests to the cache; fill `output`."""
-        if attn_metadata is None:  # a first call that only reserves memory
+        if attn_metadata is None:  # The first call only reserves memory.
             return output
         if output_scale is not None or output_block_scale is not None or attn_metadata.causal is not True:
             raise NotImplementedError("attentions of reluformers are causal, and do not quantize their output")
@@ -91,11 +91,11 @@ class PagedAttention(CPUAttentionBackendImpl):
         batches.append([row for row, count in enumerate(counts) if count == 1])
         for rows in filter(None, batches):
             count = counts[rows[0]]
-            # positions of the new tokens in their sequences    [requests, tokens]
-            places = lengths[rows][:, None] - count + torch.arange(count)
+            # A new token's position counts from the start of its sequence [requests, tokens].
+            positions = lengths[rows][:, None] - count + torch.arange(count)
             used = -(-int(lengths[rows].max()) // pages[0].shape[2])
             keys, values = (PagedTensor(part, attn_metadata.block_table[rows, :used]) for part in pages)
-            first = (places - self.sliding_window + 1).clamp_min(0) if self.sliding_window > 0 else None
+            first = (positions - self.sliding_window + 1).clamp_min(0) if self.sliding_window > 0 else None
             mask = InterfaceMask(count, keys.shape[2], query.device, first_keys=first, last_keys=places)
             tokens = (starts[rows][:, None] + torch.arange(count)).flatten()
             states = query[tokens].unflatten(0, (len(rows), count)).transpose(1, 2)

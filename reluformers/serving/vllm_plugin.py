@@ -5,8 +5,8 @@ from ..modeling.modeling_exchanged import base_with
 
 # Of these all layers call vLLM's `Attention`, and tests compare their tokens with those of transformers.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-PREFIXES = ("Reluformers", "Exchanged")  # of the class that a folder names, with an attention by name and exchanged
-VERSION = "0.32."  # of vLLM; its backends change from version to version
+PREFIXES = ("Reluformers", "Exchanged")  # A folder's class begins so, with an attention by name or exchanged.
+VERSION = "0.32."  # Backends of vLLM change from version to version.
 
 
 def register() -> None:

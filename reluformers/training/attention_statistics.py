@@ -60,7 +60,7 @@ class AttentionStatistics(TrainerCallback):
         if not model.training:
             return
         sizes = {len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()}
-        is_sliced = len(sizes) == 1  # images of a text, say, may be more than there are rows
+        is_sliced = len(sizes) == 1  # Images of a text, say, may be more than there are rows.
         self._batch = {
             name: value[: self.rows] if is_sliced and isinstance(value, Tensor) and value.dim() else value
             for name, value in inputs.items()
