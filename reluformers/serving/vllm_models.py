@@ -96,7 +96,7 @@ class PagedAttention(CPUAttentionBackendImpl):
             used = -(-int(lengths[rows].max()) // pages[0].shape[2])
             keys, values = (PagedTensor(part, attn_metadata.block_table[rows, :used]) for part in pages)
             first = (positions - self.sliding_window + 1).clamp_min(0) if self.sliding_window > 0 else None
-            mask = InterfaceMask(count, keys.shape[2], query.device, first_keys=first, last_keys=places)
+            mask = InterfaceMask(count, keys.shape[2], query.device, first_keys=first, last_keys=positions)
             tokens = (starts[rows][:, None] + torch.arange(count)).flatten()
             states = query[tokens].unflatten(0, (len(rows), count)).transpose(1, 2)
             attended, _ = self.attention(layer, states, keys, values, mask, scaling=self.scale)
