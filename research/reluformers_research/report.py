@@ -4,6 +4,7 @@ import fnmatch
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -172,6 +173,9 @@ class TableReport:
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column, text in row.items() if text != MISSING))
+        seeds = {record.seed for runs in self.runs.values() for record in runs.records}
+        if {row["seeds"] for row in rows} == {str(len(seeds))}:  # Then the footnote says it.
+            columns.remove("seeds")
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [markdown_table(columns, lines), self._footnote()]
         begun = {claim: verdicts for claim, verdicts in self.verdicts.items() if self.is_begun(claim)}
@@ -258,12 +262,15 @@ class TableReport:
         data = records[0].evaluation.data
         sizes = join_names([f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records)])
         seeds = sorted({record.seed for record in records})
-        spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
-        notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
+        noun = "seeds" if len(seeds) > 1 else "seed"
+        notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {noun} {', '.join(map(str, seeds))}"]
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
         if apart:
-            notes.append(f"set apart by the loss, with a variance of their own: {', '.join(apart)}")
-        notes.append("; ".join(sorted(set(map(_versions, records)))))
+            notes.append(f"set apart by the loss: {', '.join(apart)}")
+        machines = defaultdict(set)
+        for record in records:
+            machines[_versions(record)].add(machine_of(record))
+        notes += [f"{versions}; {', '.join(sorted(names))}" for versions, names in sorted(machines.items())]
         if note := self.table.settings[self.setting].note:
             notes.insert(0, note)
         return "".join(f"- {note}.\n" for note in notes)
@@ -285,7 +292,8 @@ class TableReport:
             found_from = _found_from(claim.relation, difference, margin, len(known)) if verdict == OPEN else None
             notes = []
             if verdict in (HOLDS, NO_LEAD) and (stands := standing(difference, margin)) not in ("level", "open"):
-                notes.append(stands)
+                # A lead that holds is one that is ahead.
+                notes += [stands] if (claim.relation, stands) != (">", "ahead") else []
             keys = [self.row_of(name).key for name in (claim.first, claim.second)]
             if verdict != other and measure == LOSS and not self.evidence.has_rows(*keys, measure):
                 notes.append("by seeds only")
@@ -416,4 +424,4 @@ def signed(value: float, form: Callable[[float], str]) -> str:
 
 def _versions(record: RunRecord) -> str:
     known = record.evaluation.circumstances
-    return f"torch {known.torch}, transformers {known.transformers}, {machine_of(record)}"
+    return f"torch {known.torch}, transformers {known.transformers}"
