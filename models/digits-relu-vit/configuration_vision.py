@@ -278,8 +278,8 @@ _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-# rules of tensor parallelism for the first and the last map of a branch: each process computes a part of what lies
-# between them, or all of it
+# Tensor parallelism has these rules for the first and the last map of a branch: each process computes a part of what
+# lies between them, or all of it.
 SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
@@ -584,7 +584,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def default_scale_length(self) -> int:
         """L of cosine attention: every image has the same length."""
-        # log2(L² − L) needs an L of 2 at least
+        # log2(L² − L) needs an L of at least 2.
         return max(2, self.num_tokens)
 
     def validate_fields(self) -> None:

@@ -48,7 +48,7 @@ from .configuration_vision import (
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# name → φ; for swish, x·σ(βx), the module multiplies by β
+# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -168,8 +168,9 @@ class EncoderLayer(TransformerLayer):
 
 logger = logging.get_logger(__name__)
 
-# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
+# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
+# k and v, QKNorm's released code all four.
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
 class TransformerPreTrainedModel(PreTrainedModel):

@@ -279,8 +279,8 @@ _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-# rules of tensor parallelism for the first and the last map of a branch: each process computes a part of what lies
-# between them, or all of it
+# Tensor parallelism has these rules for the first and the last map of a branch: each process computes a part of what
+# lies between them, or all of it.
 SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {

@@ -30,7 +30,7 @@ logger = logging.get_logger(__name__)
 
 TARGET_FOLDER = "target_tokenizer"
 WORDS = r"\S+"
-# words, and for each token the index of its word, or the number of words if it belongs to none
+# It has words and, for each token, the index of its word, or the number of words if it belongs to none.
 Words = tuple[list[str], list[int]]
 # A call with truncation, padding or text_target changes the tokenizer, which other threads use too.
 TOKENIZING = threading.RLock()

@@ -278,7 +278,7 @@ def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
     return _normalize(partial(_sparse_distribution, power=2), scores, mask)
 
 
-# φ of each score z by itself
+# These φ take each score z by itself.
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
     "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)
@@ -604,7 +604,7 @@ def own_mask(mask: AttentionMask) -> AttentionMask:
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
 
 
-# sums of rows and of weighted logs; None where nobody needs them
+# These are sums of rows and of weighted logs, or None where nobody needs them.
 RowTensors = tuple[Tensor | None, Tensor | None]
 
 
@@ -726,10 +726,10 @@ def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tens
 SHORT_KEYS = 128  # With up to so many keys, softmax in bfloat16 is faster written out on a CPU.
 BLOCK_WEIGHTS = 2**22  # Without the library's kernels, so many weights are kept at a time.
 
-# ψ of the output gate, by name
+# An output gate is ψ of a linear map, by the name of ψ.
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
-# output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
+# It is the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if needed.
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
@@ -944,8 +944,8 @@ def softmax_attention(
     if is_padded:
         threshold = torch.as_tensor(threshold, dtype=query.dtype, device=query.device)
         last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
-        # one channel more: θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is θ;
-        # with causality also one query more in front, so that the mask stays a triangle
+        # One more channel has θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is
+        # θ. With causality one more query goes in front, so that the mask stays a triangle.
         query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
         key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
         key[:, :, 0, -1] = 1
@@ -981,8 +981,8 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
-    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
-    # ε of bfloat16, as sums are of float32, and up to 5 ε of other types
+    # A query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
+    # ε of bfloat16, as its sums are float32, and up to 5 ε of other types.
     units = 2 if output.dtype == torch.bfloat16 else 8
     least = units * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)

@@ -186,7 +186,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# name → φ; for swish, x·σ(βx), the module multiplies by β
+# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -306,8 +306,9 @@ class EncoderLayer(TransformerLayer):
 
 logger = logging.get_logger(__name__)
 
-# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # for queries, keys, values and gate; for the output
+# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
+# k and v, QKNorm's released code all four.
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
 class TransformerPreTrainedModel(PreTrainedModel):
@@ -555,7 +556,7 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
     null_rate: Tensor | None = None
 
 
-# transformers calls the cache `past_key_values` up to 5.23 and `cache` from 5.24 on; else the import fails
+# transformers calls the cache `past_key_values` up to 5.23 and `cache` from 5.24 on. With neither the import fails.
 CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
 
 
