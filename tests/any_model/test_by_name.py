@@ -197,13 +197,11 @@ def test_a_ready_mask_is_cut_at_the_texts_too(name):
     batch = pack((ids[0, :5], ids[0, 5:]))
     model = build(name, "relu_attention", torch.float64)
     packed = model(**batch, use_cache=False).logits
-    causal = torch.ones(1, 1, 12, 12).tril().bool()
     if name == "llama":  # the others have windows, of which a ready mask says nothing
+        causal = torch.ones(1, 1, 12, 12).tril().bool()
         torch.testing.assert_close(model(**batch, attention_mask=causal).logits, packed, rtol=1e-4, atol=1e-5)
     del batch["position_ids"]  # rotary positions count alone where texts are apart
     torch.testing.assert_close(model(**batch).logits, packed, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="cu_seq_lens"):
-        model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
 
 
 SPARSE_TYPES = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")  # the oldest transformers lacks the third

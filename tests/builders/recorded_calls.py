@@ -5,36 +5,24 @@ import ctypes
 import struct
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from reluformers_kernels.compiled import native
 
 FUNCTIONS = ("forward", "backward", "norm_forward", "norm_backward", "drop", "translate")  # in the order of replay.c
-NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.int8: np.int8, torch.bool: np.uint8,
-         torch.int32: np.int32, torch.int64: np.int64}  # fmt: skip
-
-
-@dataclass
-class Region:
-    """Numbers of one tensor within the memory of a call."""
-
-    start: int
-    size: int
-    dtype: torch.dtype
 
 
 @dataclass
 class RecordedCall:
-    """A call: its memory before and after, where the regions and the pointers in it lie, and the case it is from."""
+    """A call: its memory before and after, where tensors and pointers in it lie, and the case it is from."""
 
     case: str
     function: str
     parts: int
     call: int
-    before: bytes
-    after: bytes
-    regions: list[Region]
+    before: bytearray
+    after: bytearray
+    regions: list[tuple[int, int, torch.dtype]]  # start, bytes and dtype of each tensor
     pointers: list[tuple[int, int]]  # place of a pointer, and what it points to
     scratch: tuple[int, int]  # places in the call of the pointer to scratch memory and of its size
 
@@ -44,31 +32,23 @@ class RecordedCall:
         pairs = [number for pair in self.pointers for number in pair]
         return struct.pack(f"<{7 + len(pairs)}q", *numbers, *self.scratch, *pairs) + self.before
 
-    def differences(self, memory: bytes) -> dict[str, float]:
+    def differences(self, memory: bytearray) -> dict[torch.dtype, float]:
         """Give by dtype the largest difference from what was recorded; infinity of integers, or where NaN differ.
 
         Where numbers are larger than 1, their largest is the measure.
         """
-        found: dict[str, float] = {}
-        for region in self.regions:
-            part = slice(region.start, region.start + region.size)
-            if memory[part] == self.after[part]:
+        found: dict[torch.dtype, float] = {}
+        for start, size, dtype in self.regions:
+            place = slice(start, start + size)
+            if memory[place] == self.after[place]:
                 continue
-            key = str(region.dtype)
-            if not region.dtype.is_floating_point:
-                found[key] = float("inf")
-                continue
-            one, other = (_as_floats(numbers[part], region.dtype) for numbers in (memory, self.after))
-            is_same_kind = np.array_equal(np.isnan(one), np.isnan(other))
-            differences = np.nan_to_num(one) - np.nan_to_num(other)
-            error = np.abs(differences).max() / max(np.abs(np.nan_to_num(other)).max(), 1.0)
-            found[key] = max(found.get(key, 0.0), float(error) if is_same_kind else float("inf"))
+            one, other = (torch.frombuffer(whole[place], dtype=dtype) for whole in (memory, self.after))
+            error = float("inf")
+            if dtype.is_floating_point and torch.equal(one.isnan(), other.isnan()):
+                one, other = (part.double().nan_to_num() for part in (one, other))
+                error = ((one - other).abs().max() / other.abs().max().clamp_min(1.0)).item()
+            found[dtype] = max(found.get(dtype, 0.0), error)
         return found
-
-
-def _as_floats(numbers: bytes, dtype: torch.dtype) -> np.ndarray:
-    array = np.frombuffer(numbers, NUMPY[dtype])
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == torch.bfloat16 else array
 
 
 class Recorder:
@@ -126,15 +106,15 @@ class Recorder:
             base = order[bisect.bisect_right(order, address) - 1]
             return starts[base] + address - base
 
-        def copy() -> bytes:
+        def copy() -> bytearray:
             image = bytearray(total)
             for address, size, _ in pieces:
                 image[starts[address] : starts[address] + size] = ctypes.string_at(address, size)
-            return bytes(image)
+            return image
 
         before = copy()
         run(call, name, parts)
-        regions = [Region(starts[address], size, dtype) for address, size, dtype in pieces if dtype is not None]
+        regions = [(starts[address], size, dtype) for address, size, dtype in pieces if dtype is not None]
         relative = [(place(address), place(target)) for address, target in pointers]
         kind = type(call)
         scratch = (kind.scratch.offset, kind.scratch_size.offset) if hasattr(kind, "scratch") else (0, 0)
