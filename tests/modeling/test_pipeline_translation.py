@@ -13,7 +13,6 @@ from builders.models import build_model
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import NO_LINK, word_alignments
 from reluformers.modeling.pipeline_translation import align_words, split_text, split_tokens
-from reluformers.translation.lines import align_lines
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
@@ -66,14 +65,6 @@ def test_batches_give_what_single_texts_give(tokenizer, padding_side):
     assert list(pipe(text for text in TEXTS)) == pipe(TEXTS)
 
 
-def test_what_is_no_text_or_option_is_refused(pipe):
-    for inputs in ("", " \n", None, ["old dog", ["cat"]], ["old dog", "\udfff"]):
-        with pytest.raises(ValueError):
-            pipe(inputs)
-    with pytest.raises(ValueError, match="num_beam"):
-        pipe(TEXTS[0], num_beam=2)
-
-
 def test_every_token_of_a_real_encoding_has_its_word(tokenizer):
     text = "  old   dog\tsees "
     ids = tokenizer(text)["input_ids"]
@@ -121,20 +112,6 @@ def test_alignment_by_hand():
     # x: a has 0.6, b 0.2 + 0.2 + 0.1 + 0.1, the end 0.6
     assert [link.pop("weight") for link in links] == pytest.approx([0.6 / 1.8, 0, 0])
     assert [list(link.values()) for link in links] == [["x", "a", 0], ["y", None, None], ["z", None, None]]
-
-
-def test_a_line_is_aligned_before_the_next_is_read(pipe):
-    read = []
-
-    def lines():
-        for text in TEXTS:
-            read.append(text)
-            yield text
-
-    aligned = align_lines(pipe.model, (pipe.tokenizer, pipe.target_tokenizer), lines(), block_lines=1, num_beams=1)
-    for number, text in enumerate(TEXTS, start=1):
-        assert next(aligned)["source"] == text
-        assert len(read) == number
 
 
 @pytest.fixture(scope="module")

@@ -181,16 +181,6 @@ def test_options_mean_the_same(options, beams):
 
 
 @needs_code
-def test_of_equal_scores_the_first_is_taken():
-    model = trained_like("relu")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-        model.lm_head.bias.copy_(torch.arange(VOCABULARY).eq(END) * -9.0)
-        model.lm_head.bias[[30, 17, 5, 9]] = 1.0
-    assert (check_same(model, draw_sources(), max_new_tokens=1)[:, 1] == 5).all()
-
-
-@needs_code
 def test_the_penalty_of_the_papers_is_heard():
     model = wu_length_penalty(trained_like("relu"))
     check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
@@ -202,16 +192,6 @@ def test_without_a_mask_and_after_many_tokens(beams):
     model = trained_like("qknorm", max_position_embeddings=200)
     batch = {"input_ids": draw_sources()["input_ids"][:2]}
     check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
-
-
-@needs_code
-def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
-    model, batch = trained_like("reluformer"), draw_sources(3)
-    expected = by_transformers(model, batch, max_new_tokens=6)
-    with torch.no_grad():
-        states, mask = model.get_encoder()(**batch), {"attention_mask": batch["attention_mask"]}
-        for given, inputs in ((states, batch), (states, batch), (states.to_tuple(), mask)):
-            assert torch.equal(model.generate(**inputs, encoder_outputs=given, max_new_tokens=6), expected)
 
 
 @needs_code
@@ -301,14 +281,6 @@ def with_inputs_of_its_own(model):
     model.prepare_inputs_for_generation = prepare_sevens
 
 
-@needs_code
-def test_training_goes_on_in_pytorch():
-    model, batch = trained_like("reluformer", dropout=0.5), draw_sources(8)
-    kept = by_compiled_code(model, batch, max_new_tokens=8)
-    check_left_to_transformers(model.train(), batch, max_new_tokens=8)
-    assert torch.equal(by_compiled_code(model.eval(), batch, max_new_tokens=8), kept)
-
-
 def with_new_config_field(model):
     kind = type(model.config)
     added = dataclasses.make_dataclass("WithConfigField", [("depth_scale", float, 2.0)], bases=(kind,))
@@ -325,6 +297,10 @@ def with_new_module(model):
 
 def with_new_number(model):
     model.model.decoder.layers[1].self_attn.window = 3
+
+
+def in_training(model):
+    model.train()
 
 
 def with_attention_by_name(model):
@@ -347,18 +323,6 @@ def wrong_gain(translator):
 
 def another_form(translator):
     _layers_of(translator.decoder)[0].cross.scale_form = 1
-
-
-@needs_code
-@greedy_and_beams
-def test_opus_options_are_searched_by_compiled_code(beams):
-    """Generation options of OPUS-MT folders: a forbidden padding token, and log P of what is left."""
-    model = trained_like("reluformer")
-    options = {"bad_words_ids": [[0], [7]], "renormalize_logits": True, "forced_eos_token_id": END}
-    check_same(model, draw_sources(9), num_beams=beams, max_new_tokens=8, **options)
-    check_same(model, draw_sources(9), num_beams=beams, max_new_tokens=8, renormalize_logits=True)
-    check_left_to_transformers(model, draw_sources(2), num_beams=beams, max_new_tokens=3, bad_words_ids=[[5, 6]])
-    assert "NoBadWords" in model.search_fallback
 
 
 @needs_code
@@ -501,6 +465,7 @@ def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
         with_new_activation,
         in_another_dtype,
         with_attention_by_name,
+        in_training,
     ],
     ids=lambda change: change.__name__,
 )
@@ -643,22 +608,6 @@ def test_a_model_proves_itself_before_it_translates(fault, dtype, caplog, monkey
     assert "PyTorch" in model.search_fallback
 
 
-@needs_code
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"attention": {"activation": "relu", name: 2}} for name in ("scale", "threshold", "length_coefficient")),
-        {"attention": {"activation": "relu", "length_exponent": 1}},
-        {"attention": {"output_norm": "rms_norm", "output_norm_eps": 1}, "norm_eps": 1},
-        {"activation_function": "swish", "swish_beta": 2},
-        {"activation_function": "softmax", "feed_forward_temperature": 2},
-    ],
-    ids=str,
-)
-def test_whole_numbers_mean_the_same(fields):
-    check_same(trained_like("softmax", **fields), draw_sources(20), num_beams=3, max_new_tokens=8)
-
-
 def generate(model, batch, **options):
     return model.generate(**batch, **options)
 
@@ -723,3 +672,34 @@ def test_what_crosses_into_compiled_code_is_checked(change):
     tensors = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3), **change}
     with pytest.raises(ValueError, match="must be"):
         native_decoder.Linear.of(**tensors, inputs=4, outputs=3)
+
+
+@needs_code
+def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
+    model, batch = trained_like("reluformer"), draw_sources(3)
+    expected = by_transformers(model, batch, max_new_tokens=6)
+    states = model.get_encoder()(**batch)
+    for inputs in (batch, {"attention_mask": batch["attention_mask"]}):
+        found = by_compiled_code(model, {**inputs, "encoder_outputs": states}, max_new_tokens=6)
+        assert torch.equal(found, expected)
+
+
+@needs_code
+@greedy_and_beams
+def test_opus_options_are_searched_by_compiled_code(beams):
+    """Generation options of OPUS-MT folders: a forbidden padding token, and log P of what is left."""
+    model, options = trained_like("reluformer"), {"num_beams": beams, "max_new_tokens": 8, "renormalize_logits": True}
+    check_same(model, draw_sources(9), **options, bad_words_ids=[[0], [7]], forced_eos_token_id=END)
+    check_same(model, draw_sources(9), **options)
+    check_left_to_transformers(model, draw_sources(2), **options, bad_words_ids=[[5, 6]])
+    assert "NoBadWords" in model.search_fallback
+
+
+@needs_code
+def test_of_equal_scores_the_first_is_taken():
+    model = trained_like("relu")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.zero_()
+        model.lm_head.bias[[30, 17, 5, 9]] = 1.0
+    assert (check_same(model, draw_sources(), max_new_tokens=1)[:, 1] == 5).all()
