@@ -1,7 +1,6 @@
 """Vision models: the forward pass against a naive one, positions, pooling, initialisation, loss and bad input."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -98,13 +97,11 @@ def test_forward_is_the_naive_one(preset, fields):
 
 
 def test_sincos2d_is_that_of_big_vision():
-    table, quarter = sincos2d_table(3, 4, 16), 4
-    for row in range(3):
-        for column in range(4):
-            omega = [10000 ** (-m / (quarter - 1)) for m in range(quarter)]
-            parts = [(math.sin, column), (math.cos, column), (math.sin, row), (math.cos, row)]
-            expected = [function(place * w) for function, place in parts for w in omega]
-            torch.testing.assert_close(table[row * 4 + column], torch.tensor(expected, dtype=torch.float64))
+    table, rates = sincos2d_table(3, 4, 16), 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 3)
+    for number, found in enumerate(table):
+        angles = [number % 4 * rates, number // 4 * rates]
+        expected = torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())])
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["learned", "sincos2d"])
@@ -133,12 +130,9 @@ def test_initialisation_is_that_of_big_vision():
     model = AutoModelForImageClassification.from_config(config)
     spreads = {
         **{f"{name}_proj.weight": (2 / 256) ** 0.5 for name in ("q", "k", "v", "out", "gate")},  # each map by itself
-        "fc1.weight": (2 / 384) ** 0.5,
-        "fc_linear.weight": (2 / 384) ** 0.5,
-        "fc2.weight": (2 / 384) ** 0.5,
+        **{f"{name}.weight": (2 / 384) ** 0.5 for name in ("fc1", "fc_linear", "fc2")},
         "projection.weight": (3 * 64) ** -0.5,
-        "representation.weight": 128**-0.5,
-        "position_embeddings": 128**-0.5,
+        **dict.fromkeys(("representation.weight", "position_embeddings"), 128**-0.5),
         "probe": (2 / 129) ** 0.5,
     }
     for name, spread in spreads.items():
@@ -152,10 +146,8 @@ def test_initialisation_is_that_of_big_vision():
     assert model.vit.embeddings.projection.weight.abs().max() <= bound
     fields |= {"pooling": "cls", "num_register_tokens": 8, "initialization": "normal"}
     normal = AutoModelForImageClassification.from_config(vision_config("relu-vit", **{**TINY_VISION, **fields}))
-    embeddings = normal.vit.embeddings
-    for weights in (normal.classifier.weight, normal.vit.layers[0].mlp.fc1.weight, embeddings.register_tokens):
-        assert weights.std().item() == pytest.approx(0.02, rel=0.15)
-    assert embeddings.cls_token.std().item() == pytest.approx(0.02, rel=0.3)
+    for name in ("classifier.weight", "vit.layers.0.mlp.fc1.weight", "vit.embeddings.register_tokens"):
+        assert normal.get_parameter(name).std().item() == pytest.approx(0.02, rel=0.15)
 
 
 def test_stochastic_depth_rises_with_the_layers_and_is_off_in_evaluation():
