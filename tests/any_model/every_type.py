@@ -115,7 +115,7 @@ def _examine(model_type: str) -> Found:
     """
     if not has_model(model_type):
         return Found("part")
-    register_written_out("written_relu", exponent=1.0)
+    register_written_out("written_relu", length_exponent=1.0)
     outcomes, files, softmax, why, built = set(), set(), set(), "", []
     own, every = _file_of(model_type), files_with_interface()
     try:

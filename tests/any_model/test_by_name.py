@@ -112,9 +112,9 @@ def real_part(output, batch):
     return output[keep.bool()] if keep is not None and keep.shape == output.shape[:2] else output
 
 
-register_written_out("written_relu", exponent=1.0)
-register_written_out("written_relu_sum", is_summed=True)
-register_written_out("written_reluformer", exponent=0.5, coefficient=0.5**0.5)
+register_written_out("written_relu", length_exponent=1.0)
+register_written_out("written_relu_sum", normalizer="sum")
+register_written_out("written_reluformer", length_exponent=0.5, length_coefficient=0.5**0.5)
 register_written_out("written_softmax", phi="softmax")
 register_attention("exclusive_attention", {"exclusive_output": True})
 register_written_out("written_exclusive", phi="softmax", is_exclusive=True)
@@ -258,7 +258,7 @@ def test_sinks_of_softmax():
 def test_phi_of_ones_own():
     batch = inputs("llama")
     register_attention("squared_attention", lambda scores: torch.relu(scores) ** 2, length_exponent=1.0)
-    register_written_out("written_relu2", phi="relu2", exponent=1.0)
+    register_written_out("written_relu2", phi="relu2", length_exponent=1.0)
     outputs = [build("llama", kind)(**batch).logits for kind in ("squared_attention", "written_relu2")]
     torch.testing.assert_close(*(real_part(part, batch) for part in outputs), rtol=1e-4, atol=1e-4)
 
