@@ -355,8 +355,6 @@ if __name__ == "__main__":
             for name, one in found.items():
                 if one.outcome in ("wrong", "untried"):
                     print(name, one.outcome, one.why[:200].replace("\n", " "), sep="\t", flush=True)
-    if BEGIN in text:
-        head, _, rest = text.partition(BEGIN)
-        page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    print(table(results)[:400])
-    print("files left out:", *sorted(name.rpartition("modeling_")[2] for name in files_left_out(results)))
+    head, _, rest = text.partition(BEGIN)
+    page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print("files left out:", *sorted(files_left_out(results)))

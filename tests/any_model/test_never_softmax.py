@@ -503,3 +503,18 @@ def test_what_returns_weights_stays_what_it_is(attention):
     torch.testing.assert_close(found.logits, wanted)
     assert any((weights == 0).any() for weights in found.cross_attentions)
     assert torch.equal(model(**batch).logits, wanted)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_softmax_in_a_model_that_was_saved_with_another_attention_is_said_once(name, tmp_path, caplog):
+    build("llama", "relu_attention").save_pretrained(tmp_path)
+    for open_with_softmax in (
+        lambda: AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name),
+        lambda: AutoModelForCausalLM.from_pretrained(tmp_path).set_attn_implementation(name),
+    ):
+        transformers.utils.logging.get_logger().warning_once.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                open_with_softmax()
+        assert caplog.text.count("which computes softmax") == 1

@@ -55,9 +55,7 @@ def test_every_activation_has_a_computation(activation):
         ("blocks", "native", {"short_keys": 6}),
         ("single_query", "single_query", {"queries": 1}),
         ("blocks", "native", {"queries": 1, "activation": "sparsemax"}),
-        ("blocks", "native", {"short_keys": 7, "activation": "sparsemax"}),
         (None, None, {"short_keys": 6, "activation": "sparsemax", "needed": "sums"}),
-        ("blocks", "native", {"queries": 1, "dropout": 0.1}),
         ("blocks", "native", {"short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
         ("blocks", "native", {"dtype": torch.bfloat16}),
         ("blocks", "blocks", {"activation": "gelu"}),

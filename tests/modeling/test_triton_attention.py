@@ -141,18 +141,6 @@ def test_everything_compiles(compile_for_hopper, name, activation, dtype, has_ro
     assert compile_for_hopper(name, tile, states, activation=activation, **options).asm["cubin"]
 
 
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.parametrize("size", TILES["forward"])
-@pytest.mark.parametrize("name", TILES)
-def test_tiles_fit_into_a_hopper(compile_for_hopper, name, size):
-    states = draw(1, 2, 48, 80, 128, torch.float32) if size == "float32" else draw(1, 2, 48, 80, size, torch.bfloat16)
-    for tile in TILES[name][size]:
-        kernel = compile_for_hopper(name, tile, states, activation="relu", scale=0.1, causal_offset=1)
-        assert kernel.metadata.shared <= 227 * 1024
-    assert kernel.metadata.shared <= 99 * 1024
-
-
 @needs_triton
 def test_a_kept_kernel_starts_with_what_triton_gives_it(monkeypatch):
     kernel = MagicMock()
