@@ -8,7 +8,7 @@ from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 
 from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
-from reluformers.conversion.exchanged_fit import _record, fit_attention
+from reluformers.conversion.exchanged_fit import fit_attention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
@@ -133,18 +133,11 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
 def test_a_fit_brings_the_outputs_nearer_to_softmax(name, attention):
     model, batch = exchange_attention(build(name, "eager"), attention), inputs(name, "none")
     wanted = logits(build(name, "softmax_attention"), name)
-    before = {}
-    for module, calls in _record(model, [batch]).items():
-        added = getattr(model.get_submodule(module), SUBMODULE)
-        pairs = [(added(part, *states, **options)[0].flatten(2), out) for part, states, options, out in calls]
-        wrong, whole = (sum(part.square().sum() for part in parts) for parts in (
-            [found - out for found, out in pairs], [out for _, out in pairs]
-        ))  # fmt: skip
-        before[module] = (wrong / whole).item()
+    before = (logits(model, name) - wanted).norm()
     errors = fit_attention(model, [batch])
-    assert errors.keys() == before.keys()
-    assert all(errors[module] <= before[module] * (1 + 1e-6) for module in errors)
+    assert {f"{module}.{SUBMODULE}" for module in errors} <= dict(model.named_modules()).keys()
+    assert max(errors.values()) <= 1
     if attention == {"learned_scale": True}:
         torch.testing.assert_close(logits(model, name), wanted, rtol=1e-3, atol=1e-3)
     else:
-        assert sum(errors.values()) < sum(before.values())
+        assert (logits(model, name) - wanted).norm() < 0.9 * before

@@ -98,7 +98,7 @@ VARIANTS = {
     "scale": {"preset": "reluformer", "scale": 0.8, "learned_scale": True},
     "cosine_fixed": {"score": "cosine", "scale_length": 9},
     "cosine_relu": {"preset": "reluformer", "score": "cosine", "scale": 3.0, "learned_scale": True},
-    "layer_norm": {"preset": "relu-vit", "query_key_norm": "layer_norm"},
+    "layer_norm": {"preset": "relu-vit", "query_key_norm": "layer_norm", "output_gate": "linear"},
     "layer_norm_cosine": {"preset": "qknorm", "query_key_norm": "layer_norm", "value_norm": "l2"},
     "learned_length_exponent": {"preset": "relu-vit", "learned_length_exponent": True},
     "learned_threshold": {"preset": "reluformer", "threshold": 0.1, "learned_threshold": True},
@@ -110,6 +110,7 @@ VARIANTS = {
     "sigmoid_gate": {"output_gate": "sigmoid"},
     "scalable_softmax": {"scale": 0.4, "learned_scale": True, "scale_form": "log_length"},
     "relu_of_scaled_scores": {"preset": "reluformer", "scale_form": "log_length"},
+    "scaled_cosine": {"score": "cosine", "learned_scale": True, "scale_form": "log_length"},
     "sigmoid_less_log_n": {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
     "rectified_cosine": {
         **{"score": "cosine", "scale": 1.0, "activation": "relu2", "threshold": 0.4},

@@ -14,18 +14,14 @@ WIDTH, INNER = 5, 9
 FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
 
 
-def feed_forward(width, inner, activation, **options):
+def build(activation, inner=INNER, **options):
     fields = {"ffn_bias": True, "activation_dropout": 0.0, "feed_forward_norm": "none", "norm_eps": 1e-5}
     fields |= {"feed_forward_temperature": 1.0, "swish_beta": 1.0, "learned_swish_beta": False, **options}
-    return FeedForward(SimpleNamespace(hidden_size=width, activation_function=activation, **fields), inner)
-
-
-def build(activation, dtype=torch.float64, **options):
-    module = feed_forward(WIDTH, INNER, activation, **options)
+    module = FeedForward(SimpleNamespace(hidden_size=WIDTH, activation_function=activation, **fields), inner)
     for name, parameter in module.named_parameters():
         if name != "swish_beta":
             torch.nn.init.normal_(parameter)
-    return module.to(dtype)
+    return module.double()
 
 
 @pytest.mark.parametrize(
@@ -55,16 +51,13 @@ def test_values_and_gradients_are_those_of_the_formula(activation, options):
 
 def test_gated_forms_have_two_thirds_of_the_width():
     for activation in FEED_FORWARD_ACTIVATIONS:
-        module = feed_forward(64, 256, activation, ffn_bias=False)
-        is_gated = activation in reference.GATES
-        assert module.fc1.out_features == (171 if is_gated else 256)  # 256 · 2/3 = 170.7
-        assert ("fc_linear.weight" in module.state_dict()) == is_gated
+        width = 171 if activation in reference.GATES else 256  # 256 · 2/3 = 170.7
+        assert build(activation, 256).fc1.out_features == width
 
 
 def test_dropout_acts_on_inner_states_in_training_alone():
     module = build("relu", activation_dropout=0.999999)
     hidden = torch.randn(7, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(module(hidden), module.fc2.bias.expand(7, WIDTH))
-    module.eval()
     expected = reference.feed_forward(dict(module.named_parameters()), "relu", hidden)
-    torch.testing.assert_close(module(hidden), expected)
+    torch.testing.assert_close(module.eval()(hidden), expected)

@@ -34,10 +34,8 @@ RICH = {
     "norm_type": "scale_norm",
 }
 RICH_MODELS = [
-    ("seq2seq", {}),
     ("seq2seq", {**RICH, "activation_function": "swiglu", "embedding_bias": True, "output_bias": True}),
     ("seq2seq", {"position_embedding_type": "learned", "tying": "none", "norm_position": "pre"}),
-    ("vision", {}),
     ("vision", {**RICH, "hidden_act": "swiglu", "representation_size": 12, "head_bias_init": -3.0}),
     ("vision", {"position_embedding_type": "sincos2d", "pooling": "cls"}),
 ]

@@ -13,7 +13,7 @@ from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import build_model
 from reluformers import quantize_int8
-from reluformers.configuration.configuration_attention import ACTIVATIONS, AttentionConfig
+from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
@@ -22,30 +22,22 @@ from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import decoder
 from reluformers_kernels.compiled import native
 
+from .test_attention_matrix import VARIANTS
+
 VOCABULARY, END = 40, 2
 BUILT = native.usable_instruction_sets() if native is not None else []
 needs_code = pytest.mark.skipif(not BUILT, reason="needs compiled code for this processor")
 greedy_and_beams = pytest.mark.parametrize("beams", [1, 3])
 SEARCH = decoder.Translator.search
 
-ATTENTIONS = [
-    *({"activation": name} for name in ACTIVATIONS if not BUILT or name in native.decoder.ACTIVATIONS),
-    {"learned_scale": True},
-    {"score": "cosine", "scale_form": "log_length"},
-    {"score": "cosine", "learned_scale": True, "scale_form": "log_length"},
-    {"query_key_norm": "layer_norm", "score": "cosine"},
-    {"value_norm": "l2"},
-    {"activation": "relu", "learned_length_exponent": True, "length_exponent": 0.5},
-    {"activation": "softmax1", "threshold": 0.3, "learned_threshold": True, "threshold_per_head": True},
-    {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
-    {"activation": "relu2", "threshold": 0.1, "threshold_form": "sqrt_log_length", "normalizer": "sum"},
-    {"exclusive_output": True, "output_norm": "rms_norm"},
-    *({"activation": "relu", "output_norm": name} for name in ("gated_rms_norm", "layer_norm", "gated_layer_norm")),
-    *({"output_gate": name} for name in ("linear", "silu", "sigmoid")),
-    {"length_coefficient": 2.0, "length_exponent": -0.5},
-]
+
+def can_search(fields):
+    """Whether compiled code has the activation of an attention, if there is compiled code."""
+    return not BUILT or AttentionConfig.parse(fields).activation in native.decoder.ACTIVATIONS
+
+
 FIELDS = [
-    *({"attention": fields} for fields in ATTENTIONS),
+    *({"attention": fields} for fields in VARIANTS.values() if can_search(fields)),
     *({"activation_function": name} for name in ("gelu", "gelu_pytorch_tanh", "silu", "glu", "bilinear", "reglu")),
     *({"activation_function": name} for name in ("drelu", "geglu")),
     {"activation_function": "softmax", "feed_forward_temperature": 2.0, "feed_forward_norm": "layer_norm"},
