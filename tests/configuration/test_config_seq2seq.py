@@ -1,7 +1,6 @@
 """Configurations of the encoder–decoder families: defaults of the papers, checks, JSON."""
 
 import json
-import math
 
 import pytest
 from transformers import AutoConfig, AutoModel
@@ -58,33 +57,6 @@ def test_some_fields_change_the_attention_that_is_there(tmp_path):
     for make in (seq2seq_config, vision_config):
         attention = make("sparsemax", attention={"learned_scale": True}).attention
         assert (attention.activation, attention.learned_scale) == ("sparsemax", True)
-
-
-def test_reluformer_is_that_of_the_paper():
-    config = ReLUFormerConfig()
-    # App. A.2: IWSLT'14; C = 0.7 log n; γ = 1
-    sizes = (config.encoder_layers, config.encoder_attention_heads, config.d_model, config.encoder_ffn_dim)
-    assert sizes == (6, 4, 512, 1024)
-    assert (config.dropout, config.attention_dropout, config.label_smoothing) == (0.1, 0.1, 0.1)
-    assert (config.normalization_loss_weight, config.entropy_loss_weight, config.entropy_bound) == (0.1, 0.02, 0.7)
-    assert config.has_regularizer
-    assert config.attention.length_coefficient == pytest.approx(1 / math.sqrt(2))
-
-
-def test_rela_is_that_of_the_released_code():
-    config = ReLAConfig()
-    assert config.attention.preset_name == "rela-g"
-    assert (config.norm_position, config.norm_eps, config.attention.output_norm_eps) == ("post", 1e-8, 1e-8)
-    assert (config.position_embedding_type, config.tying) == ("sinusoidal_halves", "decoder")
-    assert (config.embedding_bias, config.output_bias, config.activation_dropout) == (True, False, 0.1)
-
-
-def test_qknorm_is_that_of_the_released_code():
-    config = QKNormConfig()
-    assert (config.norm_position, config.embedding_norm, config.initialization) == ("pre", "fix_norm", "small")
-    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.3, 0.3, 0.3)
-    assert (config.word_dropout, config.output_bias, config.tying) == (0.1, True, "all")
-    assert config.attention.initial_scale(64) == pytest.approx(12.320, abs=5e-4)  # L = 72, en2vi
 
 
 def test_presets_choose_their_family():
@@ -162,3 +134,41 @@ def test_class_of_a_user_is_saved_without_code(tmp_path, caplog):
     MyConfig(**TINY).save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.py"))
     assert "MyConfig is no class of reluformers" in caplog.text
+
+
+RELUFORMER = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.02, "entropy_bound": 0.7}
+# what papers and released code say; ReLUFormer's C = 0.7 log n
+SETTINGS = {
+    ReLUFormerConfig: {
+        **RELUFORMER,
+        **{"encoder_layers": 6, "encoder_attention_heads": 4, "d_model": 512, "encoder_ffn_dim": 1024},
+        **{"dropout": 0.1, "attention_dropout": 0.1, "label_smoothing": 0.1, "has_regularizer": True},
+        "attention": AttentionConfig.parse("reluformer"),
+    },
+    ReLAConfig: {
+        **{"norm_position": "post", "norm_eps": 1e-8, "position_embedding_type": "sinusoidal_halves"},
+        **{"tying": "decoder", "embedding_bias": True, "output_bias": False, "activation_dropout": 0.1},
+        "attention": AttentionConfig.parse("rela-g"),
+    },
+    QKNormConfig: {
+        **{"norm_position": "pre", "embedding_norm": "fix_norm", "initialization": "small", "dropout": 0.3},
+        **{
+            "attention_dropout": 0.3,
+            "activation_dropout": 0.3,
+            "word_dropout": 0.1,
+            "output_bias": True,
+            "tying": "all",
+        },
+        "attention": AttentionConfig.parse("qknorm"),
+    },
+    ReLUFormerViTConfig: RELUFORMER,
+    ReLUViTConfig: {"attention": AttentionConfig.parse("relu-vit")},
+    ReLAViTConfig: {"attention": AttentionConfig.parse("rela-g")},
+    VisionTransformerConfig: {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "norm_position": "pre"},
+}
+
+
+@pytest.mark.parametrize("config_class", SETTINGS)
+def test_families_are_those_of_the_papers(config_class):
+    config = config_class()
+    assert {name: getattr(config, name) for name in SETTINGS[config_class]} == SETTINGS[config_class]

@@ -6,23 +6,8 @@ from transformers import AutoModelForImageClassification
 
 from reluformers import (
     QKNormViTConfig,
-    ReLAViTConfig,
-    ReLUFormerViTConfig,
-    ReLUViTConfig,
-    VisionTransformerConfig,
     vision_config,
 )
-
-
-def test_families_are_those_of_the_papers():
-    assert ReLUViTConfig().attention.preset_name == "relu-vit"
-    assert (ReLUViTConfig().attention.activation, ReLUViTConfig().attention.length_exponent) == ("relu", 1.0)
-    assert ReLAViTConfig().attention.preset_name == "rela-g"
-    assert QKNormViTConfig().attention.preset_name == "qknorm"
-    reluformer = ReLUFormerViTConfig()
-    assert (reluformer.normalization_loss_weight, reluformer.entropy_loss_weight) == (0.1, 0.02)
-    base = VisionTransformerConfig()
-    assert (base.hidden_act, base.layer_norm_eps, base.norm_position) == ("gelu_pytorch_tanh", 1e-6, "pre")
 
 
 # millions, with a head of 1,000 classes: Dosovitskiy et al. 2021, table 1; Beyer et al. 2022 for S/16

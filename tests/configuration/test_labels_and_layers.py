@@ -12,34 +12,6 @@ NUMBERED = dict(enumerate(NAMES))
 INVERSE = {name: number for number, name in enumerate(NAMES)}
 
 
-def test_each_of_names_and_numbers_gives_the_other(tmp_path):
-    for fields in ({"id2label": NUMBERED}, {"id2label": NAMES}, {"label2id": INVERSE}):
-        config = vision_config("relu-vit", **fields)
-        assert (config.num_labels, config.id2label, config.label2id) == (3, NUMBERED, INVERSE)
-        assert type(config).from_dict({**config.to_dict(), "id2label": NAMES, "label2id": None}).label2id == INVERSE
-    config.save_pretrained(tmp_path)
-    opened = AutoConfig.from_pretrained(tmp_path, num_labels=5)
-    assert (opened.num_labels, opened.label2id["LABEL_4"]) == (5, 4)
-    config.id2label = {0: "owl", 1: "rat"}
-    assert config.label2id == {"owl": 0, "rat": 1}
-    for order in (("id2label", "label2id"), ("label2id", "id2label")):
-        config = vision_config("relu-vit")
-        for name in order:
-            setattr(config, name, {"id2label": NUMBERED, "label2id": INVERSE}[name])
-        config.validate()
-        assert (config.id2label, config.label2id) == (NUMBERED, INVERSE)
-
-
-def test_names_given_on_opening_give_their_numbers(tmp_path):
-    build_model("relu-vit", "vision", id2label=NUMBERED, num_labels=3).save_pretrained(tmp_path)
-    names = {"2": "owl", "0": "rat", "1": "yak"}  # as JSON has them
-    for auto_class in (AutoConfig, AutoModelForImageClassification):
-        opened = auto_class.from_pretrained(tmp_path, id2label=names)
-        config = getattr(opened, "config", opened)
-        assert config.id2label == {0: "rat", 1: "yak", 2: "owl"}
-        assert config.label2id == {"rat": 0, "yak": 1, "owl": 2}
-
-
 @pytest.mark.parametrize(
     "names", [{0: "cat", 2: "dog"}, {-1: "cat", 0: "dog"}, {0: "cat", 1: "cat"}, {}, {"one": "cat"}], ids=str
 )
@@ -86,3 +58,24 @@ def test_fewer_layers_of_a_vision_model_open(tmp_path):
     assert len(fewer.vit.layers) == 1 < TINY_VISION["num_hidden_layers"]
     model.vit.layers = model.vit.layers[:1]
     torch.testing.assert_close(logits_of(fewer), logits_of(model))
+
+
+def test_each_of_names_and_numbers_gives_the_other(tmp_path):
+    for fields in (
+        {"id2label": NUMBERED},
+        {"id2label": NAMES},
+        {"id2label": {"2": "eel", "0": "cat", "1": "dog"}},  # as JSON has them
+        {"id2label": NUMBERED, "label2id": INVERSE},
+        {"label2id": INVERSE, "id2label": NUMBERED},
+    ):
+        config = vision_config("relu-vit", id2label=["owl", "rat"])
+        config.save_pretrained(tmp_path)
+        opened = AutoConfig.from_pretrained(tmp_path, **fields)
+        for name, value in fields.items():
+            setattr(config, name, value)
+        config.validate()
+        for found in (config, opened, vision_config("relu-vit", **fields)):
+            assert (found.num_labels, found.id2label, found.label2id) == (3, NUMBERED, INVERSE)
+    assert vision_config("relu-vit", label2id=INVERSE).id2label == NUMBERED
+    opened = AutoConfig.from_pretrained(tmp_path, num_labels=5)
+    assert (opened.num_labels, opened.label2id["LABEL_4"]) == (5, 4)

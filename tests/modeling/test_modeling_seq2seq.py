@@ -11,7 +11,6 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from builders.covering import covering
 from builders.models import (
-    FAMILY_PRESETS,
     PRESETS,
     TINY,
     all_presets,
@@ -38,20 +37,6 @@ def test_sinusoids_are_those_of_the_papers():
     for layout, row in expected.items():
         found = SinusoidalPositions(5, 8, layout)(torch.tensor([3]))[0]
         torch.testing.assert_close(found, torch.tensor(row), msg=layout)
-
-
-@pytest.mark.parametrize(
-    "attention", [*FAMILY_PRESETS, "relu-sum", "entmax15", {"preset": "reluformer", "exclusive_output": True}], ids=str
-)
-def test_generation_agrees_between_caches(attention):
-    model, batch = build_model("reluformer", attention=attention), draw_pairs()
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    for beams in (1, 3):
-        settings = {"num_beams": beams, "max_new_tokens": 6, "do_sample": False}
-        expected = model.generate(**inputs, **settings)
-        assert expected.shape[1] > 2
-        assert torch.equal(model.generate(**inputs, **settings, use_cache=False), expected)
-        assert torch.equal(model.generate(**inputs, **settings, cache_implementation="static"), expected)
 
 
 @pytest.mark.parametrize(

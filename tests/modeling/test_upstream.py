@@ -6,7 +6,15 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
-from builders.models import KINDS, all_families, all_family_models, build_model, draw_images, draw_pairs
+from builders.models import (
+    FAMILY_PRESETS,
+    KINDS,
+    all_families,
+    all_family_models,
+    build_model,
+    draw_images,
+    draw_pairs,
+)
 from reluformers.modeling import generation_check
 from reluformers.modeling.generation_check import find_generation_fault
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME, one_cache
@@ -189,9 +197,22 @@ def test_untested_transformers_that_never_fits_ends_in_an_error(newer_transforme
             model.generate(input_ids=draw_pairs()["input_ids"], max_new_tokens=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_fault_is_found_today_whatever_is_saved(dtype):
-    model = build_model("relu", attention="rela-g").to(dtype)
+EXCLUSIVE = {"exclusive_output": True}
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype"),
+    [
+        *((attention, torch.float32) for attention in (*FAMILY_PRESETS, "relu-sum", "entmax15", EXCLUSIVE)),
+        ("rela-g", torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_no_fault_is_found_today_whatever_is_saved(attention, dtype):
+    model = build_model("reluformer", attention=attention).to(dtype)
     model.generation_config.update(num_beams=5, max_length=60, repetition_penalty=1.5, do_sample=True, top_k=3)
     assert find_generation_fault(model) is None
-    assert find_generation_fault(build_model("relu", max_position_embeddings=1).to(dtype)) is None
+
+
+def test_no_fault_is_found_in_a_model_of_one_position():
+    assert find_generation_fault(build_model("relu", max_position_embeddings=1)) is None
