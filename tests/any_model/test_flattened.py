@@ -1,13 +1,10 @@
 """sentence-transformers without padding: a batch as one packed row."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
 from kernel_interface import flash_functions
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers.integrations import hub_kernels
 
 from reluformers.attentions import flatten_inputs
 
@@ -46,15 +43,3 @@ def test_sentences_in_one_row_are_embedded_as_with_padding(name, tmp_path):
 def test_a_model_with_another_attention_is_not_flattened(tmp_path):
     with pytest.raises(ValueError, match="sdpa"):
         flatten_inputs(encoder("bert", "sdpa", tmp_path))
-
-
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_a_repository_with_flash_in_its_name_needs_no_call(name, tmp_path, monkeypatch):
-    functions = zip(("flash_attn_func", "flash_attn_varlen_func"), flash_functions("relu_attention"), strict=True)
-    package = SimpleNamespace(**dict(functions))
-    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
-    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **options: package)
-    expected = encoder(name, "relu_attention", tmp_path / "by_name").encode(TEXTS, convert_to_tensor=True)
-    found = encoder(name, "relu_attention", tmp_path, f"{name}/reluformers-flash-relu@v6")
-    assert found[0].can_flatten_inputs
-    torch.testing.assert_close(found.encode(TEXTS, convert_to_tensor=True), expected, rtol=1e-4, atol=1e-4)
