@@ -63,7 +63,8 @@ class _Deprecations(logging.Handler):
 @pytest.fixture(autouse=True)
 def no_deprecated_calls():
     """What transformers logs as deprecated is an error here; what it warns of is one by pyproject.toml."""
-    handler, logger = _Deprecations(), logging.getLogger("transformers")
+    handler = _Deprecations()
+    logger = logging.getLogger("transformers")
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)

@@ -239,7 +239,8 @@ def multi_head_attention(
     if config.output_norm == "rms_norm":
         output = rms_norm(output, parameters["output_norm.weight"], config.output_norm_eps)
     elif config.output_norm == "gated_rms_norm":
-        gain, gate = parameters["output_norm.weight"], parameters["output_norm.gate"]
+        gain = parameters["output_norm.weight"]
+        gate = parameters["output_norm.gate"]
         output = gated_rms_norm(output, gain, gate, config.output_norm_eps)
     elif config.output_norm == "layer_norm":
         output = layer_norm(output, parameters["output_norm.weight"], eps=config.output_norm_eps)
@@ -267,7 +268,10 @@ def regularization(
     Returns:
         The two sums, the number of null rows and the number of rows.
     """
-    normalization, entropy, null_rows, rows = weights.new_zeros(()), weights.new_zeros(()), 0, 0
+    normalization = weights.new_zeros(())
+    entropy = weights.new_zeros(())
+    null_rows = 0
+    rows = 0
     for b, i in queries.nonzero().tolist():
         for row in weights[b, :, i]:
             rows += 1

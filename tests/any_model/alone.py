@@ -12,7 +12,8 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from reluformers.modeling.modeling_exchanged import calls_interface
 
-BATCH, LENGTH = 2, 16
+BATCH = 2
+LENGTH = 16
 STATES = ("states", "query", "key", "value", "queries", "keys", "values", "q", "k", "v", "latents", "context")
 
 

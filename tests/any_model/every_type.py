@@ -32,7 +32,8 @@ from .tiny import has_model, inputs_of, model_types, models_of
 from .written_out import register_written_out
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
-BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
+BEGIN = "<!-- types: begin -->"
+END = "<!-- types: end -->"
 SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
 SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
@@ -116,8 +117,13 @@ def _examine(model_type: str) -> Found:
     if not has_model(model_type):
         return Found("part")
     register_written_out("written_relu", length_exponent=1.0)
-    outcomes, files, softmax, why, built = set(), set(), set(), "", []
-    own, every = _file_of(model_type), files_with_interface()
+    outcomes = set()
+    files = set()
+    softmax = set()
+    why = ""
+    built = []
+    own = _file_of(model_type)
+    every = files_with_interface()
     try:
         for place, model in models_of(model_type):
             if isinstance(model, Exception):
@@ -213,7 +219,9 @@ def _first_that_runs(tries: Generator[dict, Exception | None, None], run: Callab
 def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     """Outputs and gradients of a run of a model, or of a part of it, with both forms of an attention."""
     model.set_attn_implementation("relu_attention")
-    files, spy, call = set(), SoftmaxSpy(), InterfaceAttention.forward
+    files = set()
+    spy = SoftmaxSpy()
+    call = InterfaceAttention.forward
 
     def noting(self, module, *arguments, **keywords):
         files.add(type(module).__module__)

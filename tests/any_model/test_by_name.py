@@ -129,7 +129,8 @@ WRITTEN = {
 
 def outcome(name, attention, padding, dtype):
     """Output and gradients of all parameters."""
-    model, batch = build(name, attention, dtype), inputs(name, padding)
+    model = build(name, attention, dtype)
+    batch = inputs(name, padding)
     batch = {key: part.to(dtype) if part.is_floating_point() else part for key, part in batch.items()}
     output = real_part(model(**batch).logits, batch)
     target = torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -210,7 +211,9 @@ SPARSE_TYPES = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")  # the
 def test_keys_that_a_sparse_attention_has_not_chosen_are_not_seen(model_type):
     config = shrink(CONFIG_MAPPING[model_type]())
     config.index_topk = 3
-    model, tokens, outputs = AutoModel.from_config(config).eval(), torch.randint(3, 90, (2, 9)), {}
+    model = AutoModel.from_config(config).eval()
+    tokens = torch.randint(3, 90, (2, 9))
+    outputs = {}
     for name in ("eager", "softmax_attention"):
         model.set_attn_implementation(name)
         with torch.no_grad():
@@ -227,7 +230,8 @@ CACHED += [(name, "exclusive_attention", DynamicCache) for name in DECODERS]
 
 @pytest.mark.parametrize(("name", "attention", "cache"), CACHED)
 def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, cache):
-    model, batch = build(name, attention), inputs(name, "left")
+    model = build(name, attention)
+    batch = inputs(name, "left")
     written = build(name, WRITTEN[attention])
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     kept = {} if cache is DynamicCache else {"cache_implementation": "static", "disable_compile": True}
@@ -281,7 +285,8 @@ def attend(*states, mask=None, is_causal=False, **options):
 def test_queries_of_a_packed_row_see_keys_of_their_text_alone():
     """Texts begin where positions start anew, or by numbers for queries and keys, of which one text may have none."""
     query, key, value = torch.randn(3, 1, 2, 12, 8)
-    starts, lengths = torch.tensor([0, 5, 5, 12]), torch.tensor([0, 3, 4, 12])
+    starts = torch.tensor([0, 5, 5, 12])
+    lengths = torch.tensor([0, 3, 4, 12])
     positions = torch.tensor([[2, 3, 4, 5, 6, 2, 2, 3, 4, 5, 6, 7]])
     for options, parts in (
         ({"cu_seq_lens_q": starts, "cu_seq_lens_k": lengths}, ((0, 5, 0, 3), (5, 12, 4, 12))),
@@ -400,7 +405,8 @@ def test_a_part_that_cannot_take_it_is_refused_and_the_others_take_it(tmp_path):
 
 
 def test_an_argument_that_the_attention_does_not_read_is_refused_and_one_of_other_code_is_not():
-    model, batch = build("llama", "relu_attention"), inputs("llama")
+    model = build("llama", "relu_attention")
+    batch = inputs("llama")
     others = {"tokenizer": object(), "seq_idx": torch.zeros(2, 13).int(), "num_items_in_batch": torch.tensor(3)}
     torch.testing.assert_close(model(**batch, **others).logits, model(**batch).logits)
     with pytest.raises(ValueError, match="unheard_of"):
@@ -409,7 +415,8 @@ def test_an_argument_that_the_attention_does_not_read_is_refused_and_one_of_othe
 
 @pytest.mark.parametrize("attention", list(WRITTEN)[:4])
 def test_weights_that_are_asked_for_are_those_of_the_attention(attention):
-    batch, outputs = inputs("bert", "right"), []
+    batch = inputs("bert", "right")
+    outputs = []
     for name in (attention, WRITTEN[attention]):
         outputs.append(build("bert", name, torch.float64)(**batch, output_attentions=True))
     real = batch["attention_mask"].bool()

@@ -27,7 +27,8 @@ def new_tokens(model, prompt):
 
 def test_a_cancelled_request_changes_none_of_the_others():
     model = build("llama", "relu_attention")
-    options, found = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}, {}
+    options = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}
+    found = {}
     with model.continuous_batching_context_manager(**options) as manager:
         for number, prompt in enumerate(PROMPTS):
             manager.add_request(prompt, request_id=str(number), max_new_tokens=4)

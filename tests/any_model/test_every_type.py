@@ -65,7 +65,8 @@ def test_the_code_of_a_module_says_how_it_scales():
     for name in [name for name in files_with_interface() if "timesfm" not in name]:
         for module in vars(importlib.import_module(name)).values():
             if isinstance(module, type) and issubclass(module, nn.Module) and calls_interface(module):
-                source, one = inspect.getsource(module.forward), torch.nn.Module.__new__(module)
+                source = inspect.getsource(module.forward)
+                one = torch.nn.Module.__new__(module)
                 torch.nn.Module.__init__(one)
                 one.scaling, one.scale = 0.3, 0.7
                 one.exchanged_attention = torch.nn.Module()

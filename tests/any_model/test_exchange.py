@@ -50,7 +50,8 @@ def test_without_parameters_it_is_the_attention_by_name(name):
 
 
 def test_a_model_with_scalars_of_its_own_computes_where_its_weights_are_fetched():
-    model, batch = exchange_attention(build("llama", "eager"), "qknorm").eval(), inputs("llama")
+    model = exchange_attention(build("llama", "eager"), "qknorm").eval()
+    batch = inputs("llama")
     expected = logits(model, "llama")
     cpu_offload(model, execution_device="cpu")
     with torch.no_grad():
@@ -131,7 +132,8 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
     ],
 )
 def test_a_fit_brings_the_outputs_nearer_to_softmax(name, attention):
-    model, batch = exchange_attention(build(name, "eager"), attention), inputs(name, "none")
+    model = exchange_attention(build(name, "eager"), attention)
+    batch = inputs(name, "none")
     wanted = logits(build(name, "softmax_attention"), name)
     before = (logits(model, name) - wanted).norm()
     errors = fit_attention(model, [batch])

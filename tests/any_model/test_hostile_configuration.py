@@ -59,7 +59,8 @@ def test_no_kernel_of_a_folder_is_fetched(loader, kernel, tmp_path, fetched):
 
 @pytest.mark.parametrize("kind", ["translation", "exchanged", "part", "part by name"])
 def test_no_kernel_of_another_kind_of_folder_is_fetched(kind, tmp_path, fetched):
-    auto, path = AutoModelForCausalLM, ["attn_implementation"]
+    auto = AutoModelForCausalLM
+    path = ["attn_implementation"]
     if kind == "translation":
         auto = AutoModelForSeq2SeqLM
         build_model().save_pretrained(tmp_path)

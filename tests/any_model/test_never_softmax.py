@@ -70,7 +70,8 @@ WITHOUT_THE_LIBRARY = """
 
 def test_folders_without_the_library(tmp_path):
     """Two of them live in one process."""
-    model, ids = exchange_attention(build("llama", "eager"), "rela-g"), torch.arange(3, 12)[None]
+    model = exchange_attention(build("llama", "eager"), "rela-g")
+    ids = torch.arange(3, 12)[None]
     model.save_pretrained(tmp_path / "first")
     exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path / "second")
     run_clean(WITHOUT_THE_LIBRARY, tmp_path, *(str(tmp_path / name) for name in ("first", "second")))
@@ -118,7 +119,8 @@ def test_an_adapter_of_peft_does_not_name_a_model_that_has_softmax(tmp_path):
 
 @pytest.mark.parametrize("name", ["tda_attention", "reluformer_attention", "sigmoid_attention"])
 def test_a_key_that_is_hidden_in_half_precision_is_not_counted(name):
-    ids, keep = inputs("llama")["input_ids"], torch.ones(13, 13).tril()[None, None].bool()
+    ids = inputs("llama")["input_ids"]
+    keep = torch.ones(13, 13).tril()[None, None].bool()
     low = torch.zeros(1, 1, 13, 13, dtype=torch.bfloat16).masked_fill(~keep, -1e4).float()
     outputs = [build("llama", name)(ids, attention_mask=mask.expand(2, -1, -1, -1)).logits for mask in (low, keep)]
     torch.testing.assert_close(*outputs)
@@ -148,7 +150,8 @@ def test_an_auto_class_opens_what_it_is_asked_for_or_nothing(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "whisper"])
 def test_the_auto_class_of_models_opens_the_one_inside(name, tmp_path):
-    model, batch = exchange_attention(build(name, "eager"), "rela-g"), inputs(name)
+    model = exchange_attention(build(name, "eager"), "rela-g")
+    batch = inputs(name)
     output = model(**batch, output_hidden_states=True)
     wanted = output["decoder_hidden_states" if "decoder_hidden_states" in output else "hidden_states"][-1]
     for folder in (tmp_path / "whole", tmp_path / "inside"):
@@ -208,7 +211,8 @@ def test_a_fixed_scale_is_that_of_dot_products_also_of_queries_that_are_scaled_a
 def test_normed_queries_do_not_depend_on_their_length(name, fields):
     """A norm takes off what a module has multiplied its queries by, such as 1/√d_h."""
     attention = {"preset": "relu-vit", "query_key_norm": "layer_norm", **fields}
-    batch, outputs = inputs(name), []
+    batch = inputs(name)
+    outputs = []
     for factor in (1.0, 100.0):
         model = exchange_attention(build(name, "sdpa"), attention).eval()
         for key, parameter in model.named_parameters():
@@ -224,7 +228,8 @@ def test_normed_queries_do_not_depend_on_their_length(name, fields):
 def test_a_cosine_is_that_of_the_normalised_states(norm):
     """As in the module of this library, where the norm comes first."""
     fields = {"score": "cosine", "scale": 2.0, "query_key_norm": norm}
-    own, module = MultiHeadAttention(32, 4, fields), torch.nn.Module().eval()
+    own = MultiHeadAttention(32, 4, fields)
+    module = torch.nn.Module().eval()
     states = torch.randn(2, 5, 32)
     query, key, value = (
         part(states).unflatten(-1, (4, 8)).transpose(1, 2) for part in (own.q_proj, own.k_proj, own.v_proj)
@@ -237,14 +242,16 @@ def test_a_cosine_is_that_of_the_normalised_states(norm):
 @pytest.mark.slow
 def test_a_compiler_takes_an_exchanged_model_whole():
     torch._dynamo.reset()
-    model, batch = exchange_attention(build("llama", "eager"), "rela-g"), inputs("llama")
+    model = exchange_attention(build("llama", "eager"), "rela-g")
+    batch = inputs("llama")
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch, use_cache=False).logits
     torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_but_its_own_methods_takes_an_attention_off_a_model():
     model = build("llama", "relu_attention")
-    wanted, config = logits(model), model.config
+    wanted = logits(model)
+    config = model.config
     config._attn_implementation = "eager"  # as methods of transformers do that need weights
     config._attn_implementation = None
     for name in ("sdpa", "entmax15_attention", {"": "sdpa"}):
@@ -268,7 +275,8 @@ def test_weights_that_are_asked_for_are_those_of_the_attention(attention, monkey
     # Whisper's own code calls `generate` in a deprecated way, which is no fault of ours
     monkeypatch.setattr(logging.getLogger("transformers.generation.utils"), "propagate", False)
     model = build_with("whisper", attention)
-    wanted, features = logits(model, "whisper"), inputs("whisper")["input_features"][:1]
+    wanted = logits(model, "whisper")
+    features = inputs("whisper")["input_features"][:1]
     settings = {"no_timestamps_token_id": 50, "alignment_heads": [[0, 0]], "is_multilingual": False, "eos_token_id": 2}
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
@@ -282,7 +290,8 @@ def test_weights_that_are_asked_for_are_those_of_the_attention(attention, monkey
 def test_parts_of_a_model_keep_their_attentions(tmp_path):
     names = {"text_config": "relu_attention", "vision_config": "sdpa"}
     model = llava(attn_implementation=names)
-    wanted, config = logits(model), model.config
+    wanted = logits(model)
+    config = model.config
     model.save_pretrained(tmp_path)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
     assert {name: getattr(again.config, name)._attn_implementation for name in names} == names
@@ -468,7 +477,8 @@ def test_an_attention_that_computes_softmax_by_itself_is_an_error(monkeypatch):
 def test_no_name_at_all_is_the_saved_one(tmp_path):
     """TRL and `transformers serve` pass None where nobody chose an attention."""
     for attention in ("relu_attention", "exchanged"):
-        folder, model = tmp_path / attention, build_with("llama", attention)
+        folder = tmp_path / attention
+        model = build_with("llama", attention)
         model.save_pretrained(folder)
         wanted = logits(model)
         config = transformers.AutoConfig.from_pretrained(folder, attn_implementation=None)
@@ -487,7 +497,8 @@ def test_no_name_at_all_is_the_saved_one(tmp_path):
 @pytest.mark.parametrize("attention", ["relu_attention", "exchanged"])
 def test_a_configuration_that_is_copied_as_a_dict_keeps_its_attention(attention):
     model = build_with("llama", attention)
-    kind, fields = type(model.config), model.config.to_dict()
+    kind = type(model.config)
+    fields = model.config.to_dict()
     for config in (kind.from_dict(fields), kind(**fields)):
         assert config._attn_implementation == model.config._attn_implementation
         if attention == "exchanged":
@@ -497,7 +508,8 @@ def test_a_configuration_that_is_copied_as_a_dict_keeps_its_attention(attention)
 
 @pytest.mark.parametrize("attention", ["relu_attention", "exchanged"])
 def test_what_returns_weights_stays_what_it_is(attention):
-    model, batch = build_with("marian", attention), inputs("marian")
+    model = build_with("marian", attention)
+    batch = inputs("marian")
     wanted = model(**batch).logits
     found = returning_weights(model)(**batch, output_attentions=True)
     torch.testing.assert_close(found.logits, wanted)

@@ -13,7 +13,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, ResNetCo
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-WIDTH, HEADS, LENGTH = 32, 4, 11
+WIDTH = 32
+HEADS = 4
+LENGTH = 11
 MOST_PARAMETERS = 100_000_000
 GROUPED = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
 # value → fields that get it, where a configuration has such a field of that kind
@@ -258,8 +260,11 @@ def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exce
             if sorted(names) in seen:
                 break
             seen.append(sorted(names))
-            named, found, error = set(), {}, None
-            values, tried = [list(values_of(name, model)) for name in names], []
+            named = set()
+            found = {}
+            error = None
+            values = [list(values_of(name, model)) for name in names]
+            tried = []
             for one in itertools.islice(itertools.product(*values), 24):
                 found = dict(zip(names, one, strict=True))
                 if "attention_mask" in arguments and found.get("input_ids", torch.empty(0)).shape == (2, LENGTH):
@@ -301,11 +306,14 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
         return torch.randn(shape, generator=generator)
 
     width = number(WIDTH, "hidden_size", "d_model", "embed_dim", "dim")
-    channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
+    channels = number(3, "num_channels", "in_channels", "in_chans")
+    size = number(16, "image_size")
     audio = ("input_size", "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
     bins = number(8, *audio, "input_dim")
-    patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
-    frames, count = 2 * number(32, "max_source_positions"), number(4, "num_frames", "frames_per_clip")
+    patch = number(4, "patch_size")
+    times = number(1, "temporal_patch_size")
+    frames = 2 * number(32, "max_source_positions")
+    count = number(4, "num_frames", "frames_per_clip")
     sides = list(dict.fromkeys([size, 64, 32]))
     has_grid = any("grid_thw" in one for one in inspect.signature(model.forward).parameters)
     if name in ("input_ids", "decoder_input_ids") or name.endswith("_input_ids"):

@@ -43,7 +43,9 @@ def lay_out(layout: str, batch: int, heads: int, length: int, width: int, dtype:
 def draw_call(case: dict) -> tuple[list[Tensor], dict]:
     """Query, key and value, and the options of a case of `FACTORS`, its `activation` and `dtype`."""
     (query_len, key_len), (key_heads, group), (width, value_width) = case["lengths"], case["heads"], case["widths"]
-    batch, activation, dtype = 2, case["activation"], case["dtype"]
+    batch = 2
+    activation = case["activation"]
+    dtype = case["dtype"]
     shapes = ((key_heads * group, query_len, width), (key_heads, key_len, width), (key_heads, key_len, value_width))
     states = [lay_out(case["layout"], batch, *shape, dtype) for shape in shapes]
     ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
@@ -79,7 +81,8 @@ def draw_call(case: dict) -> tuple[list[Tensor], dict]:
 
 def visible_pairs(query: Tensor, key: Tensor, options: dict) -> Tensor:
     """Bool [batch, 1, query_len, key_len]."""
-    query_len, key_len = query.shape[2], key.shape[2]
+    query_len = query.shape[2]
+    key_len = key.shape[2]
     visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool, device=query.device)
     rows, places = (torch.arange(length, device=query.device) for length in (query_len, key_len))
     if options.get("is_causal"):
@@ -116,9 +119,11 @@ def check_call(states: list[Tensor], options: dict, has_statistics: bool = False
     is_sparse = options["activation"] in SPARSE_DISTRIBUTIONS  # whose statistics have no gradients
     with torch.set_grad_enabled(not (has_statistics and is_sparse)):
         found = rectified_attention(*states, **options, return_stats=has_statistics)
-    outputs, wanted = [found], [expected]
+    outputs = [found]
+    wanted = [expected]
     if has_statistics:
-        outputs, statistics = [found[0]], found[1]
+        outputs = [found[0]]
+        statistics = found[1]
         near(statistics.row_sums, weights.sum(-1), tolerance, "row sums")
         if statistics.row_sums.requires_grad:  # those of weights that sum to 1 have none
             outputs.append(statistics.row_sums)

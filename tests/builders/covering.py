@@ -7,7 +7,8 @@ from typing import Any
 
 def covering(**factors: list | tuple) -> list[dict[str, Any]]:
     """Cases with one value of each factor, the same in every process."""
-    rng, names = random.Random(0), list(factors)
+    rng = random.Random(0)
+    names = list(factors)
     rng_order = {name: rng.sample(range(len(values)), len(values)) for name, values in factors.items()}
     pairs = [
         ((one, first), (other, second))

@@ -58,8 +58,12 @@ class Recorder:
         self.calls: list[RecordedCall] = []
         self.case = ""
         self.memory: dict[int, tuple[int, torch.dtype]] = {}  # address → bytes from there on, and of what
-        states, structure, decoder = native._States, native.Structure, native.decoder
-        make_states, keep, run = states.of.__func__, structure.keep, structure.run
+        states = native._States
+        structure = native.Structure
+        decoder = native.decoder
+        make_states = states.of.__func__
+        keep = structure.keep
+        run = structure.run
 
         def of(cls, tensor, *others):
             self._know(tensor)

@@ -73,7 +73,8 @@ def compare(
     tolerance = tolerance or TOLERANCES[query.dtype]
     leaves = [part.double().requires_grad_() for part in (query, key, value)]
     threshold = torch.tensor(float(options["threshold"]), device=query.device, dtype=torch.float64).requires_grad_()
-    offset, row_factors = options.get("causal_offset"), options.get("row_factors")
+    offset = options.get("causal_offset")
+    row_factors = options.get("row_factors")
     _, weights = naive(*leaves, {**options, "threshold": threshold, "is_causal": offset is not None})
     output = (kept * weights) @ leaves[2]
     if row_factors is not None:

@@ -53,13 +53,17 @@ def compute_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def draw_cases(name: str) -> list[dict]:
     """Calls for a computation, of the activations, types and sizes in which its code differs."""
     if name == "triton":
-        activations, dtypes = ELEMENTWISE, (torch.float32, torch.float16)
+        activations = ELEMENTWISE
+        dtypes = (torch.float32, torch.float16)
         sizes = {"lengths": ((1, 5), (17, 40), (33, 17)), "widths": ((8, 8), (33, 33)), "threads": (1,)}
         sizes |= {"causal_offset": ("none", 0, 7, -3, -(2**31)), "heads": ((2, 1), (1, 3))}
     elif name == "blocks":
-        activations, dtypes, sizes = (*ELEMENTWISE, "relu"), WIDE, {}
+        activations = (*ELEMENTWISE, "relu")
+        dtypes = WIDE
+        sizes = {}
     else:
-        activations, dtypes = native.ACTIVATIONS, native.DTYPES
+        activations = native.ACTIVATIONS
+        dtypes = native.DTYPES
         sizes = {
             "lengths": (*FACTORS["lengths"], (97, 97), (260, 300)),
             "widths": (*FACTORS["widths"], (80, 80), (200, 64)),
@@ -88,7 +92,11 @@ def test_call(computed_by, case, monkeypatch, threads):
     check_call(*draw_call(case), case["has_statistics"])
 
 
-WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 10, 2, 7, 4  # odd head width, odd length
+# odd head width, odd length
+WIDTH = 10
+HEADS = 2
+LENGTH = 7
+SOURCE_LENGTH = 4
 VARIANTS = {
     **{name: name for name in ATTENTION_PRESETS},
     **{
@@ -170,10 +178,8 @@ def draw_sequences(site: str, padding: str, dtype: torch.dtype) -> Sequences:
     real = torch.ones(2, key_len, dtype=torch.bool)
     real[1, {"none": slice(0, 0), "right": slice(-2, None), "left": slice(0, 2), "all": slice(None)}[padding]] = False
     places = torch.arange(key_len)
-    visible, described = (
-        real[:, None].expand(-1, LENGTH, -1),
-        {"key_padding_mask": None if padding == "none" else real},
-    )
+    visible = real[:, None].expand(-1, LENGTH, -1)
+    described = {"key_padding_mask": None if padding == "none" else real}
     if site in ("causal", "window"):
         described["causal_offset"] = 0
         visible = visible & (places <= places[:, None])
@@ -210,7 +216,9 @@ def attend(
         options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if case["site"] in ("causal", "window", "cross"):
             steps = [(0, 3), *((stop - 1, stop) for stop in range(4, LENGTH + 1))]
-    outputs, weights, sums = [], [], []
+    outputs = []
+    weights = []
+    sums = []
     for start, stop in steps:
         mask = sequences.mask(start, stop)
         output, part, rows = module(sequences.hidden[:, start:stop], sequences.source, mask, **options)
@@ -219,7 +227,8 @@ def attend(
             weights.append(torch.nn.functional.pad(part, (0, sequences.visible.shape[-1] - part.shape[-1])))
         assert (rows is None) == (case["statistics"] == "none")
         if rows is not None:
-            config, numbers = module.attention, ()
+            config = module.attention
+            numbers = ()
             if module.length_exponent is None and config.normalizer != "sum":
                 numbers = config.length_coefficient, config.length_exponent
             key_len = mask.key_len if isinstance(mask, AttentionMask) else sequences.visible.shape[-1]
@@ -248,7 +257,8 @@ def test_module(case, monkeypatch, threads):
 def check_module(case: dict, module: MultiHeadAttention) -> None:
     sequences = draw_sequences(case["site"], case["padding"], case["dtype"])
     output, weights, sums = attend(module, case, sequences)
-    exact, exact_sequences = copy.deepcopy(module).double(), copy.copy(sequences)
+    exact = copy.deepcopy(module).double()
+    exact_sequences = copy.copy(sequences)
     exact_sequences.hidden = sequences.hidden.detach().double().requires_grad_()
     if sequences.source is not None:
         exact_sequences.source = sequences.source.detach().double().requires_grad_()
@@ -270,7 +280,8 @@ def check_module(case: dict, module: MultiHeadAttention) -> None:
         for given, of in ((sequences, module), (exact_sequences, exact))
     )
     direction = torch.randn_like(expected)
-    total, wanted = (output * direction.to(output.dtype)).sum(), (expected * direction).sum()
+    total = (output * direction.to(output.dtype)).sum()
+    wanted = (expected * direction).sum()
     if sums is not None and case["statistics"] == "all":
         total, wanted = total + sums[:2].sum(), wanted + terms[0] + terms[1]
     gradients = torch.autograd.grad(total, inputs, materialize_grads=True)

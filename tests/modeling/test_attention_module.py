@@ -14,7 +14,9 @@ from reluformers.modeling.masks import AttentionMask
 
 from .test_attention_matrix import VARIANTS
 
-WIDTH, HEADS, LENGTH = 10, 2, 7
+WIDTH = 10
+HEADS = 2
+LENGTH = 7
 CPU = torch.device("cpu")
 few_presets = pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluformer", "rela-g"])
 all_backends = pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
@@ -42,7 +44,8 @@ def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
 
 
 def test_dropout_leaves_the_returned_weights_alone():
-    module, hidden = build("reluformer", dropout=0.5), draw()
+    module = build("reluformer", dropout=0.5)
+    hidden = draw()
     (plain, weights, _), (dropped, same, _) = module(hidden), module.train()(hidden)
     torch.testing.assert_close(same, weights)
     assert not torch.allclose(dropped, plain)
@@ -52,7 +55,8 @@ def test_dropout_leaves_the_returned_weights_alone():
 @all_backends
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_autocast_is_finite_and_near(preset, backend):
-    module, hidden = build(preset).float().train(), draw().float().requires_grad_()
+    module = build(preset).float().train()
+    hidden = draw().float().requires_grad_()
     expected, _, _ = module(hidden, attention_mask=CAUSAL)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, _, rows = module(hidden, None, CAUSAL, statistics="all", attn_implementation=backend)
@@ -65,7 +69,9 @@ def test_autocast_is_finite_and_near(preset, backend):
 
 @pytest.mark.parametrize("shape", [(7,), (7, 7), (2, 1, 7, 1), (2, 3, 1, 7), (2, 1, 1, 7)], ids=str)
 def test_masks_broadcast(shape, monkeypatch):
-    layer, states, mask = MultiHeadAttention(12, 3, "relu-vit"), torch.randn(2, 7, 12), torch.rand(shape) < 0.7
+    layer = MultiHeadAttention(12, 3, "relu-vit")
+    states = torch.randn(2, 7, 12)
+    mask = torch.rand(shape) < 0.7
     expected, _, _ = layer(states, attention_mask=mask.expand(2, 3, 7, 7))
     monkeypatch.setattr(attention_code, "BLOCK_WEIGHTS", 8)
     for backend in ATTENTION_BACKENDS:
@@ -81,7 +87,9 @@ def test_the_matrix_has_every_field():
 @pytest.mark.parametrize("name", ["scale", "length_exponent", "threshold"])
 def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(name):
     setting = {"activation": "softplus", "scale": 2, "length_exponent": 1, "threshold": 1}  # integers, as in a recipe
-    fixed, learned, hidden = build(setting), build({**setting, f"learned_{name}": True}), draw()
+    fixed = build(setting)
+    learned = build({**setting, f"learned_{name}": True})
+    hidden = draw()
     missing = learned.load_state_dict(fixed.state_dict(), strict=False).missing_keys
     assert missing == [name]
     output = learned(hidden)[0]

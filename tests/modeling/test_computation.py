@@ -20,7 +20,8 @@ from reluformers_kernels import (
 )
 from reluformers_kernels.computation import choose_computation
 
-QUERIES, KEYS = 5, 7
+QUERIES = 5
+KEYS = 7
 
 
 # as if compiled code were installed: what it takes is for test_native_attention.py to say
@@ -107,7 +108,8 @@ def test_a_field_that_fast_paths_do_not_read_is_left_to_the_reference(name, is_f
 def test_checkpointed_layers_compile_as_one_graph():
     """The compiler refuses a layer that changes an object from outside, such as a mask that keeps what it computed."""
     torch.compiler.reset()
-    model, batch = build_model("relu-vit", "vision", num_hidden_layers=2).train(), draw_images()
+    model = build_model("relu-vit", "vision", num_hidden_layers=2).train()
+    batch = draw_images()
     expected = model(**batch).loss
     model.gradient_checkpointing_enable()
     loss = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).loss

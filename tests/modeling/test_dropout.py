@@ -35,7 +35,8 @@ def test_share_scale_and_independence(draw, probability, dtype):
     assert factors.shape == (1000, 501)
     is_kept = factors != 0
     torch.testing.assert_close(factors[is_kept].unique(), torch.tensor([1 / (1 - probability)], dtype=dtype))
-    kept, share = is_kept.flatten().double(), 1 - probability
+    kept = is_kept.flatten().double()
+    share = 1 - probability
     spread = 5 / len(kept) ** 0.5
     assert abs(kept.mean() - share) < spread * (share * probability) ** 0.5
     for distance in (1, 2, 3, 4, 8, 16, 64, 4096):  # of elements that share a random number, a vector or a row
@@ -44,7 +45,8 @@ def test_share_scale_and_independence(draw, probability, dtype):
 
 
 def test_gradients_of_gradients_many_gradients_and_directions():
-    states, directions = torch.randn(40, 50, requires_grad=True), torch.randn(3, 40, 50)
+    states = torch.randn(40, 50, requires_grad=True)
+    directions = torch.randn(3, 40, 50)
     output = apply_dropout(states, 0.25)
     kept = (output != 0) / 0.75
     (grad,) = torch.autograd.grad(output.square().sum(), states, create_graph=True)

@@ -33,14 +33,16 @@ def computed_by(request, monkeypatch, threads) -> str:
 def draw_weights(computed_by: str, heads: int = 2, batch: int = 2) -> list[Tensor]:
     """Query and key, as wide as there are keys, and unit vectors for values: the output is the weights."""
     query_len, key_len = LENGTHS.get(computed_by, (300, 250))
-    query, key = torch.randn(batch, 2, query_len, key_len), torch.randn(batch, heads, key_len, key_len)
+    query = torch.randn(batch, 2, query_len, key_len)
+    key = torch.randn(batch, heads, key_len, key_len)
     return [query, key, torch.eye(key_len).expand_as(key)]
 
 
 def draw_kept(states: list[Tensor], *seeds: int, **options) -> list[Tensor]:
     """D of calls with these seeds."""
     options = {**options, "activation": "sigmoid", "scale": 0.01}
-    whole, kept = rectified_attention(*states, **options), []
+    whole = rectified_attention(*states, **options)
+    kept = []
     for seed in seeds:
         with mock.patch.object(torch, "randint", return_value=torch.tensor(seed)):
             kept.append(rectified_attention(*states, **options, dropout=SHARE) / whole)
@@ -87,7 +89,8 @@ def test_hidden_keys_are_never_read(computed_by):
     visible = torch.rand(2, 40) < 0.8
     visible[0, :17] = False  # a whole tile before the first key
     visible[1, 18:] = False  # and after the last one
-    hidden, results = ~visible[:, None, :, None], []
+    hidden = ~visible[:, None, :, None]
+    results = []
     for number in (1.0, torch.nan):
         states = [query, key.masked_fill(hidden, number), value.masked_fill(hidden, number)]
         states = [part.clone().requires_grad_() for part in states]

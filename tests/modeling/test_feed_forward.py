@@ -10,7 +10,8 @@ import reference
 from reluformers.configuration.configuration_base import FeedForwardActivation
 from reluformers.modeling.feed_forward import FeedForward
 
-WIDTH, INNER = 5, 9
+WIDTH = 5
+INNER = 9
 FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
 
 
@@ -40,9 +41,11 @@ def test_values_and_gradients_are_those_of_the_formula(activation, options):
     parameters = dict(module.named_parameters())
     settings = {name: options[name] for name in ("norm_eps", "swish_beta") if name in options}
     settings["temperature"] = options.get("feed_forward_temperature", 1.0)
-    output, expected = module(hidden), reference.feed_forward(parameters, activation, hidden, **settings)
+    output = module(hidden)
+    expected = reference.feed_forward(parameters, activation, hidden, **settings)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-    direction, inputs = torch.randn_like(output), (hidden, *parameters.values())
+    direction = torch.randn_like(output)
+    inputs = (hidden, *parameters.values())
     for actual, wanted in zip(
         torch.autograd.grad(output, inputs, direction), torch.autograd.grad(expected, inputs, direction), strict=True
     ):

@@ -54,7 +54,8 @@ def test_without_keys_the_output_is_zero(queries):
 
 def test_one_program_serves_all_lengths_without_a_break_in_its_graph():
     torch.compiler.reset()
-    layer, counter = nn.Linear(8, 24), CompileCounterWithBackend("aot_eager")
+    layer = nn.Linear(8, 24)
+    counter = CompileCounterWithBackend("aot_eager")
 
     def step(states):
         query, key, value = layer(states).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
@@ -63,7 +64,8 @@ def test_one_program_serves_all_lengths_without_a_break_in_its_graph():
     compiled = torch.compile(step, fullgraph=True, backend=counter)
     for length in (7, 9, 12):
         states = torch.randn(2, length, 8)
-        expected, actual = step(states), compiled(states)
+        expected = step(states)
+        actual = compiled(states)
         torch.testing.assert_close(actual, expected)
         wanted = torch.autograd.grad(expected, layer.weight)[0]
         torch.testing.assert_close(torch.autograd.grad(actual, layer.weight)[0], wanted)
@@ -118,7 +120,8 @@ def test_forward_mode_derivatives_are_refused(name):
 
 
 def test_torch_func_differentiates_a_module_by_the_reference():
-    module, states = MultiHeadAttention(8, 2, "reluformer").eval(), torch.randn(1, 5, 8)
+    module = MultiHeadAttention(8, 2, "reluformer").eval()
+    states = torch.randn(1, 5, 8)
 
     def loss(parameters, backend):
         return torch.func.functional_call(module, parameters, states, {"attn_implementation": backend})[0].sum()

@@ -179,7 +179,8 @@ def test_what_is_no_image_is_refused(classify, image, message):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
-    data, decoded = bytearray(encode(Image.new("1", (8, 8)))), []
+    data = bytearray(encode(Image.new("1", (8, 8))))
+    decoded = []
     monkeypatch.setattr(Image.Image, "load", lambda image: decoded.append(image.size))
     for side in (5_001, 9_000, 15_000):  # under and over what Pillow warns of and what it refuses
         data[16:24] = struct.pack(">II", side, side)

@@ -18,7 +18,9 @@ from reluformers.modeling.masks import AttentionMask
 from .test_attention_matrix import compute_by
 from .test_fused_attention import LargestTensor
 
-QUERIES, KEYS, WIDTH = 7, 9, 8
+QUERIES = 7
+KEYS = 9
+WIDTH = 8
 REAL = torch.arange(KEYS) < torch.tensor([[KEYS], [5]])
 PADDED = AttentionMask(QUERIES, KEYS, torch.device("cpu"), REAL, 2)
 
@@ -46,7 +48,8 @@ def test_the_backward_pass_drops_the_weights_that_the_forward_pass_dropped():
 @pytest.mark.usefixtures("no_library")
 def test_memory_is_bounded(activation, monkeypatch):
     monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2**13)
-    module, states = MultiHeadAttention(WIDTH, 2, {"activation": activation}), torch.randn(1, 512, WIDTH)
+    module = MultiHeadAttention(WIDTH, 2, {"activation": activation})
+    states = torch.randn(1, 512, WIDTH)
     with LargestTensor() as largest:
         module(states, attn_implementation="fused")[0].sum().backward()
     assert largest.elements <= 2 * 2**13
@@ -65,8 +68,10 @@ def folder_class(folder, name: str, *, has_library: bool) -> type:
 
 @pytest.mark.parametrize(("kind", "preset"), FAMILY_MODELS)
 def test_a_folder_answers_the_same_with_the_library_and_without(kind, preset, tmp_path):
-    model, batch = build_model(preset, kind, **KINDS[kind].still), KINDS[kind].draw()
-    name, outputs = f"modeling_{kind}.{type(model).__name__}", []
+    model = build_model(preset, kind, **KINDS[kind].still)
+    batch = KINDS[kind].draw()
+    name = f"modeling_{kind}.{type(model).__name__}"
+    outputs = []
     for has_library in (True, False):
         folder = tmp_path / f"{kind}_{has_library}"
         model.save_pretrained(folder)
@@ -89,7 +94,8 @@ def test_a_folder_answers_the_same_with_the_library_and_without(kind, preset, tm
 
 def test_compiled_as_one_graph_without_the_library(no_library):
     torch.compiler.reset()
-    model, batch = build_model("reluformer", encoder_layers=1, decoder_layers=1), draw_pairs()
+    model = build_model("reluformer", encoder_layers=1, decoder_layers=1)
+    batch = draw_pairs()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(**batch).logits, model(**batch).logits)
 

@@ -26,7 +26,8 @@ def test_evaluation_loss_is_plain_cross_entropy(preset):
 
 def test_smoothing_spreads_over_the_vocabulary():
     model = build_model(label_smoothing=0.2, **STILL).train()
-    output, labels = model(**draw_pairs()), draw_pairs()["labels"]
+    output = model(**draw_pairs())
+    labels = draw_pairs()["labels"]
     log_probabilities = output.logits.log_softmax(-1)
     expected = [
         0.8 * -log_probabilities[row, step, label] + 0.2 * -log_probabilities[row, step].mean()
@@ -38,7 +39,8 @@ def test_smoothing_spreads_over_the_vocabulary():
 
 
 def test_parts_of_unequal_length_weigh_by_their_tokens():
-    long, short = draw_pairs((6,), (6,)), draw_pairs((6,), (2,))
+    long = draw_pairs((6,), (6,))
+    short = draw_pairs((6,), (2,))
     model = build_model("softmax", **STILL, label_smoothing=0.0).train()
     losses = [model(**part).loss for part in (long, short)]
     parts = [model(**part, num_items_in_batch=8).loss for part in (long, short)]
@@ -54,12 +56,14 @@ def test_batch_without_targets_gives_no_nan():
 
 
 def test_every_form_of_a_mask_regularizes_the_same():
-    model, batch = build_model("reluformer", **STILL).train(), draw_pairs()
+    model = build_model("reluformer", **STILL).train()
+    batch = draw_pairs()
     expected = model(**batch).regularization_loss
     ready = {**batch, "attention_mask": batch["attention_mask"].bool()[:, None, None]}
     torch.testing.assert_close(model(**ready).regularization_loss, expected)
     # without labels padding of the target is no query either, as the loss may be computed elsewhere
-    labels, config = batch.pop("labels"), model.config
+    labels = batch.pop("labels")
+    config = model.config
     batch["decoder_input_ids"] = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
     batch["decoder_attention_mask"] = labels.ne(-100).long()
     torch.testing.assert_close(model(**batch).regularization_loss, expected)
@@ -67,7 +71,8 @@ def test_every_form_of_a_mask_regularizes_the_same():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_integers_of_any_type(kind):
-    model, batch = build_model("relu", kind), KINDS[kind].draw()
+    model = build_model("relu", kind)
+    batch = KINDS[kind].draw()
     batch["labels"] = batch["labels"].clamp_min(0)
     expected = model(**batch).loss
     batch["labels"] = batch["labels"].to(torch.uint8)
@@ -75,7 +80,8 @@ def test_labels_are_integers_of_any_type(kind):
 
 
 def test_word_dropout_hides_source_and_target_words_in_training_only():
-    model, batch = build_model(word_dropout=0.99), draw_pairs()
+    model = build_model(word_dropout=0.99)
+    batch = draw_pairs()
     for is_training in (True, False):
         for side in (model.model.encoder, model.model.decoder):
             with mock.patch.object(side.embed_tokens, "forward", wraps=side.embed_tokens.forward) as embed:

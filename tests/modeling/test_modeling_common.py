@@ -100,7 +100,8 @@ def test_names_of_parameters_that_folders_of_format_1_lack():
 )
 def test_half_precision_stays_finite_and_near(model, dtype):
     kind, preset = model
-    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    model = build_model(preset, kind)
+    batch = KINDS[kind].draw()
     expected = logits_of(model)
     half = model.to(dtype).train()
     loss = half(**batch).loss
@@ -119,7 +120,8 @@ def test_half_precision_stays_finite_and_near(model, dtype):
 @all_family_models
 def test_gradient_checkpointing_gives_the_same_gradients(kind, preset):
     still = KINDS[kind].still
-    plain, checkpointed = build_model(preset, kind, **still).train(), build_model(preset, kind, **still).train()
+    plain = build_model(preset, kind, **still).train()
+    checkpointed = build_model(preset, kind, **still).train()
     checkpointed.gradient_checkpointing_enable()
     losses = []
     for model in (plain, checkpointed):
@@ -132,7 +134,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(kind, preset):
 
 @all_models
 def test_attentions_and_hidden_states_are_returned(kind, preset):
-    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    model = build_model(preset, kind)
+    batch = KINDS[kind].draw()
     output = model(**batch, output_attentions=True, output_hidden_states=True)
     for name, shapes in KINDS[kind].attentions.items():
         assert [tuple(weights.shape) for weights in output[name]] == shapes
@@ -157,7 +160,8 @@ def test_a_step_compiles_as_one_graph(kind, preset, is_training):
     torch.compiler.reset()  # the compiler counts how often a function is compiled again, over all models of a process
     layers = ("num_hidden_layers",) if kind == "vision" else ("encoder_layers", "decoder_layers")
     model = build_model(preset, kind, **KINDS[kind].still, **dict.fromkeys(layers, 1)).train(is_training)
-    batch, outputs = KINDS[kind].draw(), []
+    batch = KINDS[kind].draw()
+    outputs = []
     part = next(module for module in model.modules() if isinstance(module, MultiHeadAttention)).q_proj.weight
     for run in (torch.compile(model, fullgraph=True, backend="aot_eager"), model):
         with torch.set_grad_enabled(is_training):
@@ -173,7 +177,8 @@ def test_a_step_compiles_as_one_graph(kind, preset, is_training):
 def test_lora_trains_projections_and_heads(kind, preset):
     from peft import LoraConfig, get_peft_model
 
-    batch, expected = KINDS[kind].draw(), logits_of(build_model(preset, kind))
+    batch = KINDS[kind].draw()
+    expected = logits_of(build_model(preset, kind))
     for names in (["q_proj", "v_proj"], [{"seq2seq": "lm_head", "vision": "classifier"}[kind]]):
         config = LoraConfig(target_modules=names, r=2, init_lora_weights=False)
         adapted = get_peft_model(build_model(preset, kind), config).train()
@@ -198,7 +203,8 @@ def test_the_implementation_can_be_set_but_not_to_one_of_softmax(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_regularizer_is_a_part_of_the_training_loss(kind):
     weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.2, "label_smoothing": 0.0}
-    model, batch = build_model("reluformer", kind, **KINDS[kind].still, **weights), KINDS[kind].draw()
+    model = build_model("reluformer", kind, **KINDS[kind].still, **weights)
+    batch = KINDS[kind].draw()
     plain = model(**batch).loss
     output = model.train()(**batch)
     assert output.regularization_loss > 0
@@ -207,7 +213,8 @@ def test_regularizer_is_a_part_of_the_training_loss(kind):
 
 @all_models
 def test_the_null_rate_is_told_where_it_is_asked_for(kind, preset):
-    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    model = build_model(preset, kind)
+    batch = KINDS[kind].draw()
     output = model(**batch)
     assert output.regularization_loss is None
     assert output.null_rate is None

@@ -51,7 +51,8 @@ def test_sinusoids_are_those_of_the_papers():
     ],
 )
 def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
-    model, batch = build_model(preset).double(), draw_pairs()
+    model = build_model(preset).double()
+    batch = draw_pairs()
     decoder_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
     mask = torch.ones_like(decoder_ids) if padded else None
@@ -83,7 +84,8 @@ def test_a_replaced_head_is_not_drawn_anew():
 
 
 def test_resizing_separate_vocabularies_leaves_the_target_side(tmp_path):
-    model, batch = build_model("rela-g", decoder_vocab_size=30, tying="decoder", output_bias=True), draw_pairs()
+    model = build_model("rela-g", decoder_vocab_size=30, tying="decoder", output_bias=True)
+    batch = draw_pairs()
     batch["labels"] = batch["labels"].clamp_max(29)
     before = model(**batch).logits
     model.resize_token_embeddings(45)
@@ -123,7 +125,8 @@ def test_bad_inputs_are_refused(message):
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused():
-    model, batch = build_model("relu"), draw_pairs()
+    model = build_model("relu")
+    batch = draw_pairs()
     ids = torch.ones_like(batch.pop("labels"))
     steps = {**batch, "decoder_input_ids": ids, "decoder_attention_mask": ids, "use_cache": True}
     steps[CACHE_NAME] = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -150,7 +153,8 @@ def test_labels_of_mbart_begin_with_their_last_token():
 
 
 def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
-    model, source = build_model("reluformer", dropout=0.0, attention_dropout=0.0).train(), draw_pairs()["input_ids"]
+    model = build_model("reluformer", dropout=0.0, attention_dropout=0.0).train()
+    source = draw_pairs()["input_ids"]
     labels = torch.randint(4, 40, (2 * len(source), 5))
     labels[0, 3:] = -100
     sums = []
@@ -186,7 +190,8 @@ def test_maps_start_as_the_configuration_says(preset, fields, spreads):
 
 @all_presets
 def test_padding_on_either_side_changes_nothing(preset):
-    model, batch = build_model(preset), draw_pairs()
+    model = build_model(preset)
+    batch = draw_pairs()
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -100, 5)
     right = logits_of(model, **batch)
     lengths = batch["attention_mask"].sum(1).tolist()
@@ -201,8 +206,10 @@ def test_padding_on_either_side_changes_nothing(preset):
 
 @pytest.mark.parametrize("preset", ["softmax", "reluformer"])
 def test_masks_of_any_form_and_embeddings_as_input(preset):
-    model, batch = build_model(preset), draw_pairs()
-    expected, mask = logits_of(model), batch["attention_mask"]
+    model = build_model(preset)
+    batch = draw_pairs()
+    expected = logits_of(model)
+    mask = batch["attention_mask"]
     for form in (mask[:, None, None].bool(), mask[:, None, None], 3 * mask):
         torch.testing.assert_close(logits_of(model, attention_mask=form), expected)
     embeddings = model.get_input_embeddings()(batch["input_ids"])
@@ -210,7 +217,8 @@ def test_masks_of_any_form_and_embeddings_as_input(preset):
 
 
 def test_a_ready_mask_may_tell_queries_apart_in_the_encoder():
-    encoder, ids = build_model("reluformer").get_encoder(), draw_pairs()["input_ids"]
+    encoder = build_model("reluformer").get_encoder()
+    ids = draw_pairs()["input_ids"]
     causal = torch.ones(3, 1, 7, 7, dtype=torch.bool).tril()
     states = encoder(ids, causal).last_hidden_state
     first = encoder(ids[:, :1], causal[:, :, :1, :1]).last_hidden_state

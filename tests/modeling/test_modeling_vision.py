@@ -29,7 +29,8 @@ def norm(parameters: dict, name: str, states: torch.Tensor) -> torch.Tensor:
 
 def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.Tensor) -> torch.Tensor:
     """Dosovitskiy et al. 2021, eq. 1 to 4, patch by patch and with the attention of `reference`."""
-    config, parameters = model.config, dict(model.named_parameters())
+    config = model.config
+    parameters = dict(model.named_parameters())
     kernel, bias = (parameters[f"vit.embeddings.projection.{name}"] for name in ("weight", "bias"))
     size = config.patch_size
     tokens = [
@@ -41,7 +42,8 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
     if config.pooling == "cls":
         cls_token = parameters["vit.embeddings.cls_token"].expand(len(states), -1, -1)
         states = torch.cat([cls_token, states], 1)
-    length, heads = states.shape[1], config.num_attention_heads
+    length = states.shape[1]
+    heads = config.num_attention_heads
 
     def attend(name: str, site: str, queries: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
         visible = torch.ones(len(queries), queries.shape[1], length, dtype=torch.bool)
@@ -53,7 +55,8 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
 
     for number in range(config.num_hidden_layers):
         layer = f"vit.layers.{number}"
-        attention_norm, mlp_norm = f"{layer}.self_attn_norm", f"{layer}.mlp_norm"
+        attention_norm = f"{layer}.self_attn_norm"
+        mlp_norm = f"{layer}.mlp_norm"
         if config.norm_position == "pre":
             states = states + attend(f"{layer}.self_attn", "encoder", norm(parameters, attention_norm, states))
             states = states + feed_forward(f"{layer}.mlp", norm(parameters, mlp_norm, states))
@@ -97,7 +100,8 @@ def test_forward_is_the_naive_one(preset, fields):
 
 
 def test_sincos2d_is_that_of_big_vision():
-    table, rates = sincos2d_table(3, 4, 16), 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 3)
+    table = sincos2d_table(3, 4, 16)
+    rates = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 3)
     for number, found in enumerate(table):
         angles = [number % 4 * rates, number // 4 * rates]
         expected = torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())])
@@ -161,7 +165,8 @@ def test_stochastic_depth_rises_with_the_layers_and_is_off_in_evaluation():
 def test_no_pooling_reads_the_registers(pooling):
     """And the n of relu/L counts the patches alone."""
     model = build_model("relu-vit", "vision", pooling=pooling, num_register_tokens=3)
-    output, first = model.vit(draw_images()["pixel_values"]), int(pooling == "cls")
+    output = model.vit(draw_images()["pixel_values"])
+    first = int(pooling == "cls")
     options = model.vit.attention_options(AttentionMask(1, 6, torch.device("cpu")))
     changed = output.last_hidden_state.clone()
     changed[:, first : first + 3] += 7.0
@@ -183,7 +188,8 @@ def sums_over_classes(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     ("problem", "loss"), [(None, cross_entropy), ("multi_label_classification", sums_over_classes)]
 )
 def test_losses_of_classes_and_of_shares(problem, loss, is_training):
-    model, batch = build_model("relu-vit", "vision", label_smoothing=0.2, problem_type=problem), draw_images()
+    model = build_model("relu-vit", "vision", label_smoothing=0.2, problem_type=problem)
+    batch = draw_images()
     model.train(is_training)
     one_hot = functional.one_hot(batch["labels"], 5)
     mixed = 0.7 * one_hot + 0.3 * one_hot.roll(1, 0)
@@ -203,7 +209,8 @@ def test_one_label_is_a_regression_unless_another_problem_is_named():
         torch.testing.assert_close(output.loss, (output.logits.flatten() - labels.flatten()).square().mean())
     model.config.problem_type = "single_label_classification"
     assert model(pixels, labels=torch.zeros(3, dtype=torch.long)).loss == 0
-    several, labels = build_model("relu-vit", "vision", num_labels=4, problem_type="regression"), torch.rand(3, 4)
+    several = build_model("relu-vit", "vision", num_labels=4, problem_type="regression")
+    labels = torch.rand(3, 4)
     output = several(pixels, labels=labels)
     torch.testing.assert_close(output.loss, (output.logits - labels).square().mean())
     for labels in (torch.zeros(3), torch.zeros(12), torch.zeros(3, 3)):
@@ -247,7 +254,8 @@ def test_every_dropout_is_read_in_training_alone(name):
 
 
 def test_outputs_are_those_of_the_layers():
-    model, pixels = build_model("relu-vit", "vision", pooling="mean"), draw_images()["pixel_values"]
+    model = build_model("relu-vit", "vision", pooling="mean")
+    pixels = draw_images()["pixel_values"]
     output = model.vit(pixels, output_hidden_states=True)
     torch.testing.assert_close(output.hidden_states[0], model.vit.embeddings(pixels))
     torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)

@@ -121,7 +121,8 @@ def test_no_memory_but_its_own_is_touched(tmp_path):
 def test_another_default_device_does_not_matter():
     """As within `with torch.device("cuda")`: what is made beside the inputs lies where they do."""
     *states, direction = (torch.randn(1, 2, 5, 8) for _ in range(4))
-    options, results = PassOptions(needed_statistics="all"), []
+    options = PassOptions(needed_statistics="all")
+    results = []
     for device in ("cpu", "meta"):
         with torch.device(device):
             output = native.forward(*states, options)
@@ -135,7 +136,10 @@ def test_another_default_device_does_not_matter():
 @pytest.mark.parametrize("activation", ["relu", "entmax15"])
 @pytest.mark.parametrize("query_len", [1, 5])
 def test_keys_in_pages_are_those_that_lie_side_by_side(query_len, activation, dtype, instruction_set):
-    heads, page_len, width, lengths = 2, 4, 24, torch.tensor([11, 6])
+    heads = 2
+    page_len = 4
+    width = 24
+    lengths = torch.tensor([11, 6])
     cache = torch.randn(7, heads, 2 * page_len, width).to(dtype)
     pages = torch.tensor([[5, 1, 3], [2, 6, 0]], dtype=torch.int32)
     cache[0] = torch.nan  # A page that no query sees may hold anything.

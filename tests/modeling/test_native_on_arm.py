@@ -29,7 +29,9 @@ pytestmark = [
 ]
 DRIVER = Path(__file__).parents[1] / "builders/replay.c"
 OPTIONS = ["-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-static", "-lm"]
-DOTPROD, BF16 = "-mcpu=generic+dotprod", "-mcpu=generic+dotprod+bf16"  # as in setup.py
+# as in setup.py
+DOTPROD = "-mcpu=generic+dotprod"
+BF16 = "-mcpu=generic+dotprod+bf16"
 
 
 def record_attention(recorder: Recorder) -> None:

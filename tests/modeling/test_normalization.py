@@ -100,7 +100,9 @@ if IS_INTERPRETED or torch.cuda.is_available():
 def test_values_and_gradients(case, monkeypatch, threads):
     compute_by(case["computed_by"], monkeypatch)
     threads(case["threads"])
-    name, dtype, shape = case["name"], case["dtype"], case["shape"]
+    name = case["name"]
+    dtype = case["dtype"]
+    shape = case["shape"]
     device = "cuda" if case["computed_by"] == "triton" and torch.cuda.is_available() else "cpu"
     module = build(name, shape[-1], case["eps"]).to(device, None if case["has_wide_parameters"] else dtype)
     states = 3 * torch.randn(shape, device=device)
@@ -189,7 +191,8 @@ def test_a_gate_of_large_numbers_by_compiled_code(calls):
 @needs_code
 @pytest.mark.parametrize("name", ["unit_length", "scaled", "rms_norm", "gated_rms_norm"])
 def test_compiled_norms_can_be_transformed(name, calls):
-    module, states = build(name, 8), torch.randn(4, 8, requires_grad=True)
+    module = build(name, 8)
+    states = torch.randn(4, 8, requires_grad=True)
 
     def loss(states):
         return module(states).square().sin().sum()
@@ -213,7 +216,8 @@ def test_compiled_norms_can_be_transformed(name, calls):
 
 @needs_code
 def test_few_numbers_and_graphs_are_left_to_pytorch(calls, monkeypatch):
-    module, states = build("gated_rms_norm", 8), torch.randn(4, 8)
+    module = build("gated_rms_norm", 8)
+    states = torch.randn(4, 8)
     exported = torch.export.export(module, (states,)).module()
     assert not calls
     torch.testing.assert_close(exported(2 * states), module(2 * states))
@@ -227,7 +231,8 @@ def test_fix_norm_is_in_the_output_layer_too():
     model = build_model("qknorm").double()
     hidden = torch.randn(2, 3, 16, dtype=torch.float64, requires_grad=True)
     inputs = (hidden, model.model.decoder.embed_tokens.weight)
-    logits, expected = model.lm_head(hidden), hidden @ reference.fix_norm(inputs[1]).T + model.lm_head.bias
+    logits = model.lm_head(hidden)
+    expected = hidden @ reference.fix_norm(inputs[1]).T + model.lm_head.bias
     torch.testing.assert_close(logits, expected)
     direction = torch.randn_like(logits)
     torch.testing.assert_close(*(torch.autograd.grad(out, inputs, direction) for out in (logits, expected)))

@@ -18,7 +18,8 @@ def test_padding_of_the_target_is_no_null_row():
         rows = model.get_decoder()(tokens, mask, encoder_hidden_states=encoded, output_null_rate=True).site_rows
         return regularization.regularizer_sums(rows, None)
 
-    first, second = torch.arange(5, 10)[None], torch.arange(20, 23)[None]
+    first = torch.arange(5, 10)[None]
+    second = torch.arange(20, 23)[None]
     padded = torch.cat([first, nn.functional.pad(second, (2, 0))])
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     torch.testing.assert_close(sums(padded, mask), sums(first) + sums(second))
@@ -26,8 +27,10 @@ def test_padding_of_the_target_is_no_null_row():
 
 def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():
     weights = {"normalization_loss_weight": 0.2, "entropy_loss_weight": 0.7, "entropy_bound": 0.3}
-    model, batch = build_model("reluformer", **KINDS["seq2seq"].still, **weights).train(), draw_pairs()
-    real, targets = batch["attention_mask"].bool(), batch["labels"] != -100
+    model = build_model("reluformer", **KINDS["seq2seq"].still, **weights).train()
+    batch = draw_pairs()
+    real = batch["attention_mask"].bool()
+    targets = batch["labels"] != -100
     output = model(**batch, output_attentions=True)
     causal = torch.ones(6, 6).tril().bool().expand(3, -1, -1)
     sites = [

@@ -15,7 +15,8 @@ from builders.models import TINY, build_model, draw_pairs
 from reluformers.families import FAMILIES
 
 FEW_LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
-SIZE, WIDTH = TINY["vocab_size"], TINY["d_model"]
+SIZE = TINY["vocab_size"]
+WIDTH = TINY["d_model"]
 
 
 def moved(weight: torch.Tensor) -> nn.Parameter:
@@ -36,7 +37,8 @@ def tie_head(model):
 
 
 def share_memory(model):
-    encoder, decoder = model.get_encoder().embed_tokens, model.get_decoder().embed_tokens
+    encoder = model.get_encoder().embed_tokens
+    decoder = model.get_decoder().embed_tokens
     if len(encoder.weight) == len(decoder.weight):
         decoder.weight = nn.Parameter(encoder.weight.data)
 

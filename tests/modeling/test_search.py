@@ -24,7 +24,8 @@ from reluformers_kernels.compiled import native
 
 from .test_attention_matrix import VARIANTS
 
-VOCABULARY, END = 40, 2
+VOCABULARY = 40
+END = 2
 BUILT = native.usable_instruction_sets() if native is not None else []
 needs_code = pytest.mark.skipif(not BUILT, reason="needs compiled code for this processor")
 greedy_and_beams = pytest.mark.parametrize("beams", [1, 3])
@@ -68,7 +69,8 @@ def trained_like(preset="relu", **fields):
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
         prefixes = torch.randint(3, VOCABULARY, (64, 9), generator=generator)
         logits = model(**draw_sources(64), decoder_input_ids=prefixes).logits.flatten(0, 1)
-        end, others = logits[:, END], logits.index_fill(1, torch.tensor(END), -torch.inf).amax(1)
+        end = logits[:, END]
+        others = logits.index_fill(1, torch.tensor(END), -torch.inf).amax(1)
         model.lm_head.bias[END] += (others - end).quantile(0.2)
     return model
 
@@ -126,7 +128,8 @@ def test_every_instruction_set(name, monkeypatch):
     monkeypatch.setattr(native, "instruction_set", lambda: name)
     options = {"num_beams": 4, "max_new_tokens": 8, "num_return_sequences": 2}
     for size in SIZES:
-        model, batch = trained_like("rela-g", **size, activation_function="swiglu"), padded_sources(3)
+        model = trained_like("rela-g", **size, activation_function="swiglu")
+        batch = padded_sources(3)
         half = copy.deepcopy(model).bfloat16()
         check_same(model, batch, **options)
         check_same(half, batch, copy.deepcopy(half).float(), **options)
@@ -136,7 +139,8 @@ def test_every_instruction_set(name, monkeypatch):
 @needs_code
 @pytest.mark.parametrize(("sentences", "beams"), [(1, 2), (1, 8), (2, 1), (17, 3), (64, 1), (64, 8)])
 def test_any_number_of_sentences_and_threads(sentences, beams, threads):
-    model, batch = trained_like("reluformer"), draw_sources(sentences, seed=beams)
+    model = trained_like("reluformer")
+    batch = draw_sources(sentences, seed=beams)
     expected = by_transformers(model, batch, num_beams=beams, max_new_tokens=20)
     for number in (1, 1, 3, 3):
         threads(number)
@@ -191,12 +195,14 @@ def test_without_a_mask_and_after_many_tokens(beams):
 def test_int8_products_fit_where_they_are_summed(name, monkeypatch):
     """Two products of a row's largest numbers and the largest weights are more than 16 bits hold, if rows have 8."""
     monkeypatch.setattr(native, "instruction_set", lambda: name)
-    model, batch = trained_like("reluformer", d_model=64, encoder_ffn_dim=96), draw_sources(16)
+    model = trained_like("reluformer", d_model=64, encoder_ffn_dim=96)
+    batch = draw_sources(16)
     for layer in model.modules():
         if type(layer) is torch.nn.Linear:
             layer.weight.data = layer.weight.data.sign() * 0.1  # integers of −128 and 127 alone
     with torch.no_grad():
-        exact, is_real = model.get_encoder()(**batch)[0], batch["attention_mask"].bool()
+        exact = model.get_encoder()(**batch)[0]
+        is_real = batch["attention_mask"].bool()
         states = decoder.Translator.of(quantize_int8(model)).encode(batch["input_ids"], is_real)
     assert (states - exact)[is_real].norm() < 0.02 * exact[is_real].norm()
 
@@ -352,7 +358,8 @@ def test_several_python_threads_at_once():
 def test_int8_is_near_float32(preset):
     model = trained_like(preset, d_model=64, encoder_ffn_dim=96)
     packed = set_precision(copy.deepcopy(model), "int8")
-    batch, options = draw_sources(128), {"max_new_tokens": 1, "eos_token_id": None}
+    batch = draw_sources(128)
+    options = {"max_new_tokens": 1, "eos_token_id": None}
     exact = by_transformers(model, batch, **options)
     found, by_pytorch = (way(packed, batch, **options) for way in (by_compiled_code, by_transformers))
     assert (found == exact).sum() > 0.95 * (by_pytorch == exact).sum()  # whose rows have 7 bits
@@ -400,7 +407,8 @@ def with_another_config_of_a_side(model):
     ids=lambda change: change.__name__,
 )
 def test_a_model_may_change_between_two_calls(change):
-    model, batch = trained_like("qknorm", tying="none", scale_embedding=True), draw_sources(8)
+    model = trained_like("qknorm", tying="none", scale_embedding=True)
+    batch = draw_sources(8)
     before = by_compiled_code(model, batch, max_new_tokens=8)
     assert torch.equal(by_compiled_code(model, batch, max_new_tokens=8), before)
     change(model)
@@ -436,7 +444,9 @@ def with_new_field(model):
     ids=lambda change: change.__name__,
 )
 def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
-    model, batch, options = trained_like("reluformer"), draw_sources(8), {"num_beams": 3, "max_new_tokens": 8}
+    model = trained_like("reluformer")
+    batch = draw_sources(8)
+    options = {"num_beams": 3, "max_new_tokens": 8}
     for _ in range(2):
         before = model.generate(**batch, **options)
     change(model)
@@ -523,7 +533,8 @@ def test_options_that_are_not_known_go_to_transformers(options, beams):
 @greedy_and_beams
 def test_a_cached_prefix_is_heard(beams):
     """The cache is of other tokens than the prompt says, so that it alone knows them."""
-    model, batch = trained_like("reluformer"), draw_sources(4)
+    model = trained_like("reluformer")
+    batch = draw_sources(4)
     with torch.no_grad():
         prefix = model(**batch, decoder_input_ids=torch.full((4, 3), 9), use_cache=True)[CACHE_NAME]
     prefix.batch_repeat_interleave(beams)
@@ -538,7 +549,8 @@ def test_a_cached_prefix_is_heard(beams):
 @greedy_and_beams
 def test_memory_is_bounded_by_the_positions(beams):
     """`max_new_tokens` without an end in sight asks for as many columns as there are positions."""
-    model, batch = trained_like(), draw_sources(2)
+    model = trained_like()
+    batch = draw_sources(2)
     with pytest.raises(ValueError, match="max_position_embeddings is 32"):
         model.generate(**batch, num_beams=beams, max_new_tokens=10**12, eos_token_id=None)
     with torch.no_grad():
@@ -559,7 +571,8 @@ def test_memory_is_bounded_by_the_positions(beams):
 )
 def test_what_is_not_there_is_refused(error, options):
     """A second call too, which compiled code takes whole."""
-    model, batch = trained_like("reluformer"), {"input_ids": torch.full((3, 2), 5), "max_new_tokens": 4}
+    model = trained_like("reluformer")
+    batch = {"input_ids": torch.full((3, 2), 5), "max_new_tokens": 4}
     for _ in range(2):
         model.generate(**batch)
     with pytest.raises(error):
@@ -584,7 +597,8 @@ def wrong_head_count(translator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_model_proves_itself_before_it_translates(fault, dtype, caplog, monkeypatch):
     """Whatever the reader gets wrong, PyTorch's states and logits tell, once and for good."""
-    model, batch = trained_like("reluformer").to(dtype), draw_sources(3)
+    model = trained_like("reluformer").to(dtype)
+    batch = draw_sources(3)
     expected = by_transformers(model, batch, num_beams=3, max_new_tokens=6)
     read = decoder.Translator.__init__
 
@@ -616,7 +630,9 @@ def outcome(search, model, batch, **options):
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @greedy_and_beams
 def test_rows_that_do_not_fit_are_left_to_transformers(rows, beams):
-    model, batch, options = trained_like("reluformer"), draw_sources(4), {"num_beams": beams, "max_new_tokens": 4}
+    model = trained_like("reluformer")
+    batch = draw_sources(4)
+    options = {"num_beams": beams, "max_new_tokens": 4}
     states = model.get_encoder()(**batch)[0]
     targets = torch.ones(rows, 2, dtype=torch.long)
     mask = {"attention_mask": batch["attention_mask"]}
@@ -639,7 +655,8 @@ def test_rows_that_do_not_fit_are_left_to_transformers(rows, beams):
     ],
 )
 def test_infinity_and_nan_go_to_pytorch(name, precision, value):
-    model, batch = trained_like("reluformer", tying="none"), draw_sources(3)
+    model = trained_like("reluformer", tying="none")
+    batch = draw_sources(3)
     model = set_precision(model, precision)
     model.generate(**batch, max_new_tokens=2)
     with torch.no_grad():
@@ -668,7 +685,8 @@ def test_what_crosses_into_compiled_code_is_checked(change):
 
 @needs_code
 def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
-    model, batch = trained_like("reluformer"), draw_sources(3)
+    model = trained_like("reluformer")
+    batch = draw_sources(3)
     expected = by_transformers(model, batch, max_new_tokens=6)
     states = model.get_encoder()(**batch)
     for inputs in (batch, {"attention_mask": batch["attention_mask"]}):
@@ -680,7 +698,8 @@ def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
 @greedy_and_beams
 def test_opus_options_are_searched_by_compiled_code(beams):
     """Generation options of OPUS-MT folders: a forbidden padding token, and log P of what is left."""
-    model, options = trained_like("reluformer"), {"num_beams": beams, "max_new_tokens": 8, "renormalize_logits": True}
+    model = trained_like("reluformer")
+    options = {"num_beams": beams, "max_new_tokens": 8, "renormalize_logits": True}
     check_same(model, draw_sources(9), **options, bad_words_ids=[[0], [7]], forced_eos_token_id=END)
     check_same(model, draw_sources(9), **options)
     check_left_to_transformers(model, draw_sources(2), **options, bad_words_ids=[[5, 6]])

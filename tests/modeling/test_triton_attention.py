@@ -101,7 +101,8 @@ def compile_for_hopper(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
     def compile_call(name: str, tile: tuple[int, int, int, int], states: tuple[Tensor, ...], **options):
-        kernel, compiled = MagicMock(), []
+        kernel = MagicMock()
+        compiled = []
         compile_kernel = written[name].warmup
         kernel.__getitem__.return_value.side_effect = lambda *arguments, **keywords: compiled.append(
             compile_kernel(*arguments, **keywords, grid=(1,))

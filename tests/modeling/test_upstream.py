@@ -82,7 +82,8 @@ def newer_transformers(monkeypatch):
 
 @all_families
 def test_untested_transformers_that_fits_changes_nothing(preset, newer_transformers, caplog):
-    model, batch = build_model(preset, **KINDS["seq2seq"].still).train(), draw_pairs()
+    model = build_model(preset, **KINDS["seq2seq"].still).train()
+    batch = draw_pairs()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     state = torch.get_rng_state()
     tokens = model.generate(**inputs, max_new_tokens=6)
@@ -96,7 +97,8 @@ def test_untested_transformers_that_fits_changes_nothing(preset, newer_transform
 def test_untested_transformers_that_does_not_fit_is_warned_of_and_gives_the_right_tokens(
     newer_transformers, monkeypatch, request, caplog
 ):
-    model, batch = build_model("reluformer"), draw_pairs()
+    model = build_model("reluformer")
+    batch = draw_pairs()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     inputs |= {"max_new_tokens": 6, "no_repeat_ngram_size": 2}  # which transformers alone knows
     expected = [model.generate(**inputs, num_beams=beams) for beams in (1, 2)]
@@ -130,7 +132,8 @@ def test_checkpointed_gradients_beside_a_cache_are_right_or_refused(reentrant):
     batch = draw_pairs()
     model = build_model("reluformer", **still).train()
     model(**batch).loss.backward()
-    expected, given = gradients(model), {CACHE_NAME: empty_cache()}
+    expected = gradients(model)
+    given = {CACHE_NAME: empty_cache()}
     model.zero_grad()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model(**batch, **given).loss.backward()
@@ -142,7 +145,8 @@ def test_checkpointed_gradients_beside_a_cache_are_right_or_refused(reentrant):
 
 
 def test_generation_goes_on_from_a_cache_or_refuses():
-    model, batch = build_model("reluformer"), draw_pairs()
+    model = build_model("reluformer")
+    batch = draw_pairs()
     del batch["labels"]
     whole = model.generate(**batch, max_new_tokens=10)
     begun = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True)
@@ -154,7 +158,8 @@ def test_generation_goes_on_from_a_cache_or_refuses():
 
 
 def test_a_cache_written_under_masks_is_not_read_without_them():
-    model, batch = build_model("reluformer"), draw_pairs()
+    model = build_model("reluformer")
+    batch = draw_pairs()
     del batch["labels"]
     batch |= {"decoder_input_ids": torch.full((3, 4), 5), "decoder_attention_mask": torch.ones(3, 4).long()}
     batch["decoder_attention_mask"][0, :2] = 0
@@ -178,7 +183,8 @@ def test_a_cache_has_one_name_in_a_call():
         first, second = (module(**inputs, **{name: empty_cache()})[0] for name in ("past_key_values", "cache"))
         torch.testing.assert_close(first, second, rtol=0, atol=0)
     module, inputs = parts["head"]
-    filled, empty = module(**inputs, use_cache=True)[CACHE_NAME], empty_cache()
+    filled = module(**inputs, use_cache=True)[CACHE_NAME]
+    empty = empty_cache()
     assert one_cache(filled, empty) is one_cache(empty, filled) is one_cache(None, filled) is filled
 
 
