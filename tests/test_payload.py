@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import symtable
 from pathlib import Path
 
 import pytest
@@ -137,55 +138,29 @@ def sections_of(text: str) -> dict[str, str]:
     return {"imports": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
-def bindings(text: str) -> set[tuple[str, str]]:
-    """What a text binds outside of functions and classes: a name, and the statement that does it."""
-    found, pending = set(), [(node, node) for node in ast.parse(text).body]
-    while pending:
-        node, statement = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add((node.name, ast.dump(node)))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None)
-            found |= {
-                ((alias.asname or alias.name).partition(".")[0], f"{module} {alias.name}") for alias in node.names
-            }
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add((node.id, ast.dump(statement)))
-        elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
-            pending += [(child, statement) for child in ast.iter_child_nodes(node)]
-    return found
-
-
-def collisions(text: str) -> list[str]:
+def collisions(text: str) -> set[str]:
     """Names that mean different things in two parts of a file, or in two of its imports."""
-    parts = sections_of(text).items()
-    found = [(name, statement, part) for part, section in parts for name, statement in bindings(section)]
-    return sorted(
-        {
-            name
-            for name, statement, part in found
-            for other_name, other_statement, other_part in found
-            if name == other_name and statement != other_statement and (part != other_part or part == "imports")
-        }
-    )
-
-
-def merged_files() -> dict[str, str]:
-    """Every file of every kind of folder."""
+    meanings = {}
+    for part, section in sections_of(text).items():
+        for statement in map(ast.unparse, ast.parse(section).body):
+            for symbol in symtable.symtable(statement, part, "exec").get_symbols():
+                if symbol.is_assigned() or symbol.is_imported():
+                    meanings.setdefault(symbol.get_name(), {})[statement] = part
     return {
-        f"{kind}/{name}": text
-        for kind in (*CLOSURES, "exchanged")
-        for name, text in payload_files([f"configuration_{kind}", f"modeling_{kind}"]).items()
+        name
+        for name, parts in meanings.items()
+        if len(parts) > 1 and (len(set(parts.values())) > 1 or "imports" in parts.values())
     }
 
 
-def test_no_name_means_two_things_in_one_file():
-    for name, text in merged_files().items():
-        assert collisions(text) == [], name
+@pytest.mark.parametrize("kind", [*CLOSURES, "exchanged"])
+def test_no_name_means_two_things_in_one_file(kind):
+    for name, text in payload_files([f"configuration_{kind}", f"modeling_{kind}"]).items():
+        assert not collisions(text), name
     section = "# ---\n# modeling/{}.py\nlogger = 1\nLIMIT = {}\n"
-    assert collisions(section.format("one", 1) + section.format("two", 2)) == ["LIMIT"]
-    assert collisions("from a import LIMIT\n" + section.format("one", 1)) == ["LIMIT"]
-    assert collisions("from a import logging\nimport logging\n") == ["logging"]
+    assert collisions(section.format("one", 1) + section.format("two", 2)) == {"LIMIT"}
+    assert collisions("from a import LIMIT\n" + section.format("one", 1)) == {"LIMIT"}
+    assert collisions("from a import logging\nimport logging\n") == {"logging"}
 
 
 @pytest.mark.slow
