@@ -1,6 +1,5 @@
 """The models of models/ are what `push` would upload, of today's code, and answer as when they were released."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -39,18 +38,14 @@ def test_a_model_is_a_release_of_this_code(folder):
     assert card.data.eval_results
 
 
-# a stranger translates in test_new_user.py
-MARKS = {folder: [pytest.mark.slow] if folder.name.startswith("tatoeba") else [] for folder in MODELS}
-
-
-@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name, marks=MARKS[folder]) for folder in MODELS])
+# A stranger classifies below, and translates in test_new_user.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_a_model_answers_as_when_it_was_released(folder):
     assert check_folder(folder).is_stored
 
 
 def test_a_stranger_classifies_a_digit(tmp_path):
     folder = next(folder for folder in MODELS if folder.name == "digits-relu-vit")
-    example = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert example["validation_accuracy"] > 0.95
     picture = next(folder.glob("example*.png"))
     assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]

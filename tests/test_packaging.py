@@ -97,12 +97,11 @@ def test_every_folder_with_code_is_installed(setup_arguments):
     }
 
 
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
-def test_without_a_compiler_nothing_is_built_and_nothing_fails(compiler, tmp_path):
+def test_without_a_compiler_nothing_is_built_and_nothing_fails(tmp_path):
     places = ["--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
     process = subprocess.run(
         [sys.executable, "setup.py", "build_ext", *places],
-        env={**os.environ, "CC": compiler},
+        env={**os.environ, "CC": "no-such-compiler"},
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -29,6 +29,7 @@ from reluformers_cli import main
 import selectors, subprocess
 del select.poll
 main(sys.argv[1:])
+assert not {"datasets", "evaluate", "matplotlib", "pandas", "sacrebleu"} & {*sys.modules}  # which take seconds
 """
 
 
@@ -46,6 +47,7 @@ def test_nothing_is_needed_that_windows_lacks(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
