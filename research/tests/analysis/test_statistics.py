@@ -13,7 +13,6 @@ from reluformers_research.analysis.statistics import (
     RightAndWrong,
     RowStatistic,
     Sink,
-    all_statistics,
     head_variance,
 )
 
@@ -156,16 +155,6 @@ def test_head_diversity(activation):
         expected.append(naive_divergence([[*p, 0.0] if p else dummy for p in (shares, others)]))
     layer = measured(HeadDiversity(), rows)["head_diversity"]
     assert layer == {"overall": pytest.approx(mean(expected), rel=1e-5), "heads": []}
-
-
-def test_what_nothing_was_seen_of_is_not_reported():
-    weights = torch.zeros(1, 2, 3, 3)
-    visible = torch.ones(1, 3, 3, dtype=torch.bool)
-    results = {}
-    for statistic in all_statistics():
-        results |= measured(statistic, Rows.of(weights, visible, visible[..., 0]))
-    assert set(results) == {"zeros", "null_rate", "row_sum", "head_diversity"}
-    assert results["null_rate"] == {"overall": 1.0, "heads": [1.0, 1.0]}
 
 
 def test_head_variance():

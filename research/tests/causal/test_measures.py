@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers_research.causal.measures import _sums, attention_measures, loss_at, recall_at
+from reluformers_research.causal.measures import _sums, loss_at, recall_at
 from reluformers_research.causal.models import build_model
 from reluformers_research.causal.run import regularization_loss
 
@@ -79,13 +79,6 @@ def test_recall_is_what_a_repeated_sentence_gains():
             return type("Output", (), {"logits": logits})
 
     assert recall_at(Copies(), torch.arange(1, 1001), 64) == pytest.approx(math.log(5000), rel=1e-4)
-
-
-def test_written_out_weights_are_those_of_the_name(model):
-    rows = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(1))
-    before = model.config._attn_implementation
-    assert attention_measures(model, rows)["zeros"] == 0
-    assert model.config._attn_implementation == before
 
 
 def test_a_gate_of_zeros_halves_the_attention():

@@ -129,11 +129,6 @@ def test_ranks_are_exact():
     assert difference.value == pairs[12]
 
 
-def test_three_against_three_cannot_decide():
-    assert not RankDifference.can_decide(3, 3, 0.05)
-    assert RankDifference.can_decide(3, 4, 0.05)
-
-
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
