@@ -61,7 +61,8 @@ def load_table(folder: Path, text: str = TABLE) -> Table:
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path, monkeypatch):
+    monkeypatch.setattr("reluformers_research.records.list_tables", list)  # whose recipes take seconds to read
     return load_table(tmp_path)
 
 
