@@ -8,11 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from kernel_interface import ATTENTIONS as IN_REPOSITORY
 from kernel_interface import flash_functions
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.integrations import hub_kernels
-from transformers.masking_utils import flash_attention_mask
 
 from any_model.test_by_name import build, inputs, real_part
 from reluformers.attentions import ATTENTIONS
@@ -109,21 +107,6 @@ def test_from_pretrained_takes_a_function_by_the_id_of_the_repository(repository
     assert opened.config._attn_implementation == name
     found, expected = (real_part(one(**batch).logits, batch) for one in (opened, model))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["relu_sum_attention", "reluformer_attention", "entmax15_attention"])
-@pytest.mark.parametrize("kind", ["mistral", "modernbert", "vit"])
-def test_models_of_transformers_take_its_functions_with_the_masks_of_flash_attention(
-    repository, kind, name, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "reluformers_native", None)
-    package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_interface")
-    AttentionInterface.register("of_the_repository", getattr(package, name))
-    AttentionMaskInterface.register("of_the_repository", flash_attention_mask)
-    for padding in ("left", "none"):
-        batch = inputs(kind, padding)
-        found, expected = (build(kind, one)(**batch).logits for one in ("of_the_repository", name))
-        torch.testing.assert_close(real_part(found, batch), real_part(expected, batch), rtol=1e-3, atol=1e-3)
 
 
 def reference(name, query, key, value, causal, window):

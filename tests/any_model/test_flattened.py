@@ -3,7 +3,6 @@
 import pytest
 import torch
 import transformers
-from kernel_interface import flash_functions
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from reluformers.attentions import flatten_inputs

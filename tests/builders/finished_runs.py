@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedConfig
 
-from reluformers import seq2seq_config, vision_config
+from reluformers import seq2seq_config
 
 SIGNATURES = {"bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0", "chrf": "nrefs:1|nc:6|nw:0"}
 SIZES = {
@@ -100,38 +100,4 @@ def translation_run(folder: Path, preset: str = "reluformer", bleu: float = 35.9
             "transformers": "5.23.0",
         },
         evaluation=translation_evaluation(bleu, zeros),
-    )
-
-
-def image_run(folder: Path) -> Path:
-    """A run of an earlier version, whose attention is no preset, that was scored at its end and not again."""
-    names = dict(enumerate(["cat", "dog", "ship"]))
-    config = vision_config(
-        "relu-vit",
-        image_size=[32, 48],
-        patch_size=4,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        pooling="attention",
-        attention={"activation": "relu", "length_exponent": 1.5, "output_norm": "gated_rms_norm"},
-        pooling_attention="softmax",
-        id2label=names,
-        label2id={name: label for label, name in names.items()},
-    )
-    return write_run(
-        folder,
-        config,
-        recipe={
-            "model": {"preset": "relu-vit"},
-            "data": {"path": "someone/pictures", "train": "train[100:]"},
-            "augmentation": {"crop": "pad", "padding": 4, "flip": True, "mixup": 0.2},
-            "training": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "lr_scheduler_type": "cosine"},
-        },
-        log_history=[{"epoch": 10.0}],
-        results={
-            **{"parameters": 800, "steps": 70, "training_seconds": 9000.0},
-            **{"validation_accuracy": 0.8, "test_accuracy": 0.75, "test_loss": 0.5},
-        },
     )

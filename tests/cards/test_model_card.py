@@ -7,11 +7,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from builders.commands import run_command
-from builders.finished_runs import image_run, translation_evaluation, translation_run, write_run
+from builders.finished_runs import translation_evaluation, translation_run, write_run
 from builders.saved_models import save_translator
 from reluformers import seq2seq_config
 from reluformers.evaluation.results import Example
-from reluformers.images import card as image_card
 from reluformers.publish.card import write_card
 from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
@@ -26,13 +25,7 @@ def fixed_answers(monkeypatch):
     def translations(folder, texts, output):
         return [Example(text, text.upper(), f"Example {number}") for number, text in enumerate(texts, start=1)]
 
-    def labels(folder, images, output):
-        output.mkdir(exist_ok=True)
-        (output / "example_1.png").write_bytes(b"")
-        return [Example("example_1.png", [{"label": "cat", "score": 0.9}, {"label": "dog", "score": 0.1}], "pet")]
-
     monkeypatch.setattr(translation_card, "answer_examples", translations)
-    monkeypatch.setattr(image_card, "answer_examples", labels)
 
 
 def write_full_card(folder: Path, **options) -> Path:
@@ -56,12 +49,6 @@ class TestWholeCard:
         assert path == tmp_path / "run" / "README.md"
         assert path.read_text(encoding="utf-8") == (PINNED / "card_translation.md").read_text(encoding="utf-8")
         assert {item.name for item in path.parent.iterdir()} >= {"README.md", "attention.png", "config.json"}
-
-    def test_of_an_image_model(self, tmp_path):
-        folder = image_run(tmp_path / "run")
-        path = write_card(folder, "someone/vit", revision="v2", licence="mit", examples=["pet.png"], output=tmp_path)
-        assert path.read_text(encoding="utf-8") == (PINNED / "card_images.md").read_text(encoding="utf-8")
-        assert not (folder / "README.md").exists()
 
     def test_of_a_model_that_nothing_is_known_about(self, tmp_path):
         config = seq2seq_config("qknorm", decoder_attention="softmax")

@@ -1,6 +1,5 @@
 """Recipes: overrides, checks with helpful messages, and the recipes of the repository."""
 
-import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -144,18 +143,6 @@ def test_training_values_that_do_not_go_together(tmp_path, training, field):
 def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
     recipe = load_recipe(path)
     recipe.training_arguments(tmp_path)
-
-
-# those that start from a model need one that is there
-COLD_RECIPES = [path for path in RECIPES if "model.start=" not in path.read_text(encoding="utf-8")]
-
-
-@pytest.mark.parametrize("path", COLD_RECIPES, ids=lambda path: path.stem)
-def test_the_changes_that_a_recipe_names_are_valid(path):
-    comments = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    key = r"(?:model|tokenizer|data|augmentation|training|decoding)\.[\w.]+="
-    for quoted, plain in re.findall(rf"'({key}[^']+)'|(?<!')({key}[^\s\\]+)", comments):
-        load_recipe(path, [quoted or plain]).model_config()
 
 
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):

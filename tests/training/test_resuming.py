@@ -140,15 +140,6 @@ def test_a_folder_is_neither_written_over_nor_resumed_without_a_whole_checkpoint
             checkpoint_to_resume(tmp_path, wrong)
 
 
-def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
-    checkpoint = max(finished[0].glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    shutil.copytree(checkpoint, tmp_path / checkpoint.name)
-    recipe = make_recipe(files, average_last=2)  # of which there are none in the other folder
-    results = train_translation(recipe, tmp_path / "run", resume=tmp_path / checkpoint.name)
-    assert results["steps"] == finished[1]["steps"]
-    assert_same_weights(checkpoint, tmp_path / "run")
-
-
 ENDED_BY_SCHEDULE = PLATEAU | {"eval_steps": 1, "lr_scheduler_kwargs": {"min_lr": 1.0}}
 
 
