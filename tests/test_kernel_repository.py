@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from kernel_interface import ATTENTIONS as IN_REPOSITORY
 from kernel_interface import flash_functions
 from transformers import AutoModelForCausalLM
 from transformers.integrations import hub_kernels

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.browsers import CHROMIUM, DRIVER, open_browser
-from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
+from builders.saved_models import SPACE, TEXTS, save_translator
 from reluformers.modeling.pipeline_translation import longest_translation
 
 pytest.importorskip("gradio")
@@ -27,11 +27,6 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 SECONDS = 120
 EXAMPLES = TEXTS[:2]
-# a digit as a hand draws it, from the middle of the canvas
-THREE = [(-45, -75), (-10, -90), (30, -75), (35, -40), (0, -10), (35, 15), (45, 50), (10, 85), (-45, 70)]
-IS_WHITE = """const [{width, height}] = arguments, pen = arguments[0].getContext("2d");
-const {data} = pen.getImageData(0, 0, width, height);
-return data.every((value) => value === 255);"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -158,19 +153,3 @@ def translate(folder: Path, text: str) -> str:
     inputs = tokenizer(text, return_tensors="pt")
     limit = longest_translation(inputs["input_ids"].shape[1], model.config)
     return tokenizer.decode(model.generate(**inputs, num_beams=4, max_new_tokens=limit)[0], skip_special_tokens=True)
-
-
-def test_a_drawing_is_classified_stroke_by_stroke(browser, serve, tmp_path):
-    browser.get(serve(save_classifier(tmp_path / "model")))
-    canvas = until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#pad canvas"))
-    until(browser, lambda page: page.execute_script(IS_WHITE, canvas))
-    actions = ActionChains(browser, duration=30).move_to_element_with_offset(canvas, *THREE[0]).click_and_hold()
-    for point in THREE[1:]:
-        actions.move_to_element_with_offset(canvas, *point)
-    actions.release().perform()
-    until(browser, weights_source)
-    assert not browser.execute_script(IS_WHITE, canvas)
-    assert until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#classes h2").text)
-    browser.find_element(By.CSS_SELECTOR, "#pad button").click()
-    until(browser, lambda page: page.execute_script(IS_WHITE, canvas))
-    until(browser, lambda page: not page.find_elements(By.CSS_SELECTOR, ".map img.large"))

@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from builders.commands import run_command
-from builders.image_runs import write_images
 from builders.models import build_marian
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, save_translator
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 
@@ -45,21 +43,3 @@ def test_translation_models(translators, tmp_path):
     assert {"null_rate.shuffled", "null_rate.variance"} <= set(ours)
     assert marian["row_sum"]["cross"][0]["overall"] == pytest.approx(1)
     assert all(layer["overall"] == 0 for layer in marian["null_rate"]["cross"])
-
-
-def test_image_models(tmp_path):
-    save_classifier(tmp_path / "ours", pooling="attention")
-    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    names = dict(enumerate(("cat", "dog", "horse")))
-    config = ViTConfig(**sizes, intermediate_size=16, id2label=names, label2id={name: n for n, name in names.items()})
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
-    data = write_images(tmp_path, "test", 9, list(names.values()))
-    run_command(
-        "analyse", tmp_path / "ours", tmp_path / "vit", data, "--batch_size", 4, "--output", tmp_path / "a.json"
-    )
-    analysis = json.loads((tmp_path / "a.json").read_text())
-    ours, vit = (analysis["models"][name] for name in ("ours", "vit"))
-    assert set(ours["statistics"]["zeros"]) == {"encoder", "pooling"}
-    assert set(vit["statistics"]["zeros"]) == {"encoder"}
-    assert "null_rate.shuffled" not in ours["statistics"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders.models import build_marian, build_model
+from builders.models import build_model
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import best_layer, measure_layers, word_alignments
 from reluformers.translation.tokenization import train_tokenizer
@@ -100,19 +100,6 @@ def test_the_pipeline_aligns_by_the_configuration(tokenizer, layer, head, shifte
     expected = [int(row.argmax()) if row.any() else None for row in rows[:, :-1]]
     assert [link["target"] for link in answer["alignments"]] == words
     assert [link["source_index"] for link in answer["alignments"]] == expected
-
-
-def test_a_model_of_others(tokenizer, pairs):
-    """Marian comes with an attention that returns no weights; its pipeline gives alignments too."""
-    model = build_marian(len(tokenizer))
-    assert model.config._attn_implementation == "sdpa"
-    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [("Anna Oslo", "Oslo Anna 12")])
-    assert [[word for _, word in links] for links in aligned] == [[0, 1, 2]] * 2
-    model.config.alignment_layer, model.config.alignment_head = 1, 0
-    pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=5, min_new_tokens=5)
-    (answer,) = pipe("Anna Oslo", return_alignments=True, suppress_tokens=[0, 1, 3])
-    assert answer["alignments"]
-    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(("shares", "layer"), [([0.2, 0.3, 0.9], 2), ([0.9, 0.9, 0.9], 1), ([1.0], 0)])

@@ -6,7 +6,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from reluformers.onnx.graphs import merge_branches, operators
 from reluformers.onnx.precision import convert_precision
 
 WEIGHT = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
@@ -27,43 +26,6 @@ PRODUCT = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
 
 def build_product(*nodes) -> onnx.ModelProto:
     return build(nodes, {"x": ["rows", 64]}, {"y": ["rows", 64]}, weight=WEIGHT)
-
-
-def run(model: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
-    onnx.checker.check_model(model, full_check=True)
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
-
-
-def test_branches_make_the_states_or_take_them():
-    body = build(
-        [
-            helper.make_node("Concat", ["past", "new"], ["present"], axis=2),
-            helper.make_node("MatMul", ["state", "weight"], ["product"]),
-        ],
-        {"new": [1, 1, "n", 64], "past": [1, 1, "p", 64], "state": [1, 1, "s", 64]},
-        {"present": [1, 1, "t", 64], "product": [1, 1, "s", 64]},
-        weight=WEIGHT,
-    )
-    first = build(
-        [helper.make_node("MatMul", ["new", "weight"], ["made"])],
-        {"new": [1, 1, "n", 64]},
-        {"made": [1, 1, "n", 64]},
-        weight=WEIGHT,
-    )
-    merged = merge_branches(body, first, "given", {"past": None, "state": "made"}, {"state": "handed"})
-    assert [tensor.dims[0] for tensor in merged.graph.initializer].count(64) == 1  # one weight, which both use
-    random = np.random.default_rng(1)
-    new, past, state = (random.normal(size=(1, 1, n, 64)).astype(np.float32) for n in (2, 3, 5))
-    present, product, handed = run(merged, new=new, past=past, state=state, given=np.array([True]))
-    np.testing.assert_array_equal(present, np.concatenate([past, new], axis=2))
-    np.testing.assert_array_equal(handed, state)
-    np.testing.assert_allclose(product, state @ WEIGHT, rtol=1e-4, atol=1e-4)
-    # what is given is not looked at, of whatever length it is
-    present, product, handed = run(merged, new=new, past=past, state=state[:, :, :0], given=np.array([False]))
-    np.testing.assert_array_equal(present, new)
-    np.testing.assert_allclose(handed, new @ WEIGHT, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(product, new @ WEIGHT @ WEIGHT, rtol=1e-4, atol=1e-3)
-    assert {"If", "Slice", "MatMul", "Concat"} <= operators(merged)
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp32", 1.0), ("fp16", 0.55), ("int8", 0.4), ("q4", 0.35)])

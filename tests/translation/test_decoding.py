@@ -202,27 +202,11 @@ def test_loaded_model_translates_like_the_saved_one(folder, tokenizer):
     assert translate(model, tokenizers, TEXTS, num_beams=2) == expected
 
 
-def with_missing_tensor(folder):
-    tensors = load_file(folder / "model.safetensors")
+def test_a_folder_that_lacks_a_tensor_is_refused(copy):
+    tensors = load_file(copy / "model.safetensors")
     del tensors["model.encoder.layers.0.mlp.fc1.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def with_other_shapes(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "encoder_ffn_dim": 32}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (with_missing_tensor, r"model\.encoder\.layers\.0\.mlp\.fc1\.weight"),
-        (with_other_shapes, r"fc1\.bias"),
-    ],
-)
-def test_unusable_folders_are_refused(copy, damage, message):
-    damage(copy)
-    with pytest.raises(ValueError, match=message):
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.encoder\.layers\.0\.mlp\.fc1\.weight"):
         load_translation_model(copy)
 
 

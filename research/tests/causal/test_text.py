@@ -2,11 +2,9 @@
 
 from reluformers_research.causal.rows import load_stream, load_tokenizer
 from reluformers_research.causal.text import (
-    END,
     clean,
     read_documents,
     split_documents,
-    train_tokenizer,
     write_characters,
 )
 
@@ -26,18 +24,6 @@ def test_a_sentence_is_cleaned():
     assert clean("  a\u0301 \t b\x00\u200a c ") == "á b c"
 
 
-def test_both_languages_of_a_document_go_to_one_split():
-    splits = split_documents(documents(*(rows(f"talk {number}", 6) for number in range(200))))
-    where = {}
-    for split, in_split in splits.items():
-        for document in in_split:
-            where.setdefault(document.name, []).append((split, document.language))
-    assert all(len(places) == 2 and len({split for split, _ in places}) == 1 for places in where.values())
-    assert len(where) == 200
-    assert len(splits["validation"]) > 2
-    assert len(splits["test"]) > 2
-
-
 def test_no_training_sentence_is_held_out_or_stands_twice():
     groups = [rows(f"talk {number}", 6) for number in range(100)]
     copies = [rows(f"talk {number}", 6) for number in range(50)]
@@ -53,12 +39,6 @@ def test_no_training_sentence_is_held_out_or_stands_twice():
     assert all(len(one.sentences) >= 5 for in_split in splits.values() for one in in_split)
     assert not set(of["train"]) & set(of["validation"] + of["test"])
     assert sum(map(len, of.values())) == 1200
-
-
-def test_the_end_is_token_0_and_all_bytes_come_back():
-    tokenizer = train_tokenizer(["some text", "some more"], 300)
-    assert tokenizer.token_to_id(END) == 0
-    assert tokenizer.decode(tokenizer.encode("ñ 漢 \x07").ids) == "ñ 漢 \x07"
 
 
 def test_characters_are_the_tokens_of_a_plain_text(tmp_path):

@@ -13,7 +13,6 @@ from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers_research.causal.scoring import UNITS
 from reluformers_research.evidence import Evidence
-from reluformers_research.page import replace_blocks, tables_in
 from reluformers_research.records import LOSS, RunRecord, gather, has_record, load_records
 from reluformers_research.report import (
     AS_SMALL,
@@ -356,13 +355,3 @@ def test_what_has_to_be_known_of_a_verdict(table, tmp_path):
     assert notes_of(0.2, 0.2 / critical / WIDER * 1.01) == (AT_ONE_RATE, ("by seeds only",))
     assert notes_of(0.2, 0.2 / critical / WIDER * 0.99) == (AT_ONE_RATE, ())
     assert notes_of(0.0, 0.01) == (AS_SMALL, ("0.005 there",))
-
-
-def test_blocks_of_a_page_are_written_anew():
-    page = "a\n<!-- table: s/t1 small -->\nold\n<!-- end of table -->\nb\n<!-- leads -->\nold\n<!-- end of leads -->\n"
-    assert tables_in(page) == [("s/t1", "small")]
-    written = replace_blocks(page, {"table: s/t1 small": "| x |\n", "leads": "| y |\n"})
-    assert "old" not in written
-    assert "small -->\n| x |\n<!-- end of table -->\nb\n<!-- leads -->\n| y |\n<!-- end of leads -->" in written
-    with pytest.raises(ValueError, match="table: "):
-        replace_blocks(page.replace("<!-- end of table -->", ""), {})
