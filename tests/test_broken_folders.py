@@ -66,12 +66,6 @@ def test_more_layers_than_weights_are_refused_before_they_are_built(folder, caps
         refusal_of(capsys, command, folder)
 
 
-def test_fewer_layers_than_weights_open_as_ever(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_layers": 1}))
-    assert len(load_translation_model(folder)[0].model.decoder.layers) == 1
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_parts_beside_a_whole_file_are_not_passed_over(folder, capsys):
     """Parts that are saved over a whole file leave it, and transformers would read that."""

@@ -13,7 +13,6 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from builders.clean_processes import run_clean
 from builders.models import FAMILY_MODELS, KINDS, MODELS, build_model, draw_pairs
-from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
 from reluformers.saved_code.payload import payload_files
@@ -161,30 +160,3 @@ def test_no_name_means_two_things_in_one_file(kind):
     assert collisions(section.format("one", 1) + section.format("two", 2)) == {"LIMIT"}
     assert collisions("from a import LIMIT\n" + section.format("one", 1)) == {"LIMIT"}
     assert collisions("from a import logging\nimport logging\n") == {"logging"}
-
-
-@pytest.mark.slow
-def test_a_folder_of_one_file_for_each_module_opens_and_is_saved_anew(tmp_path):
-    old, batch = tmp_path / "old", draw_pairs()
-    model = build_model("reluformer")
-    model.save_pretrained(old)
-    expected = model(**batch).logits
-    names = write_old_payload(old, "seq2seq")
-    assert len(names) > 15
-    assert {path.name for path in old.glob("*.py")} == names
-    torch.save({"batch": batch, "logits": expected}, tmp_path / "expected.pt")
-    code = """
-        import torch
-        from transformers import AutoModelForSeq2SeqLM
-
-        expected = torch.load("expected.pt")
-        for folder in ("old", "again"):
-            model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-            torch.testing.assert_close(model(**expected["batch"]).logits, expected["logits"])
-            model.save_pretrained("again")
-    """
-    run_clean(code, tmp_path)
-    assert {path.name for path in (tmp_path / "again").glob("*.py")} == names
-    AutoModelForSeq2SeqLM.from_pretrained(old).save_pretrained(tmp_path / "new")
-    assert {path.name for path in (tmp_path / "new").glob("*.py")} == CLOSURES["seq2seq"][2]
-    run_clean(code.replace('"old"', '"new"').replace('"again"', '"anew"'), tmp_path)

@@ -109,14 +109,3 @@ def test_a_drawing_comes_in_a_data_address(classifier, image_file):
     for sent in (None, "", 3, image_file, "data:image/png;base64,AAAA"):
         with pytest.raises(ValueError):
             classifier.open_image(sent)
-
-
-def test_examples_of_a_folder_are_inputs_that_can_be_shown(tmp_path):
-    for card in ("widget: [a: b: {", "widget: 3", "widget: [3, [], {text: [1]}]"):
-        (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
-        assert models.find_examples(str(tmp_path)) == []
-    (tmp_path / "README.md").write_text("---\nwidget: [{text: a dog}, {text: ''}]\n---\n")
-    assert models.find_examples(str(tmp_path)) == ["a dog"]
-    (tmp_path / "results.json").write_text('{"examples": [{"src": "x.png"}, {"src": "../y"}]}')
-    picture(8, 12).save(tmp_path / "x.png")
-    assert models.find_examples(str(tmp_path), are_files=True) == [str(tmp_path / "x.png")]

@@ -14,7 +14,7 @@ from transformers import pipeline
 
 from builders.clean_processes import run_clean
 from builders.hub_folders import REPO
-from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
+from builders.saved_models import SPACE, TEXTS, save_translator
 from reluformers.app import space_files
 
 gr = pytest.importorskip("gradio")
@@ -22,7 +22,6 @@ import pages  # noqa: E402
 import view  # noqa: E402
 from gradio_client import Client, exceptions, handle_file  # noqa: E402
 
-import app  # noqa: E402
 import models  # noqa: E402
 
 TEXT = TEXTS[1]
@@ -116,16 +115,6 @@ def test_programs_open_what_they_have_uploaded(classification_client, image_file
     [path] = httpx.post(f"{classification_client.src.rstrip('/')}/gradio_api/upload", files=files).json()
     status, events = call(classification_client, "classify", {"path": path, "meta": {"_type": "gradio.FileData"}})
     assert (status, "confidences" in events) == (200, True)
-
-
-def test_models_of_a_clone_are_opened_where_none_is_named(serve, tmp_path, monkeypatch):
-    clone = [str(save_translator(tmp_path / "text")), str(save_classifier(tmp_path / "image"))]
-    monkeypatch.setattr(app, "CLONED_MODELS", [*clone, str(tmp_path / "none")])
-    assert app.cloned_models() == clone
-    client = serve(pages.build_tabs(clone))
-    endpoints = client.view_api(return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/translate", "/attention", "/classify"}
-    assert client.predict(TEXT, 2, api_name="/translate")
 
 
 def test_unexpected_errors_are_not_shown():

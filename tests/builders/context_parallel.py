@@ -6,10 +6,8 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.big_modeling import _attach_context_parallel_hooks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel as context_of_torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, MistralConfig
 
@@ -54,18 +52,6 @@ def check_causal(model: nn.Module, mesh: DeviceMesh) -> None:
     with context_parallel(model, mesh):
         found = backward(model(**part).loss, model)
     assert_same(found, expected)
-
-
-def check_split_by_torch(mesh: DeviceMesh) -> None:
-    """As Accelerate does it; there the mask of padding is left out."""
-    model, batch = moved(build_llama("relu_attention")), tokens()
-    batch = {"input_ids": batch["input_ids"], "position_ids": torch.arange(LENGTH)[None]}
-    expected, whole = model(**batch).logits, list(batch.values())
-    _attach_context_parallel_hooks(model)
-    split = context_of_torch(mesh, buffers=whole, buffer_seq_dims=[1, 1], no_restore_buffers={*whole})
-    with split, context_parallel(model, mesh):
-        found = model(**batch).logits
-    assert_close(found, own_rows(expected, mesh=mesh))
 
 
 def check_encoder(mesh: DeviceMesh) -> None:
@@ -130,7 +116,6 @@ CASES = {
     },
     **{f"translation-{preset}": partial(check_translation, preset) for preset in OWN},
     "windows": lambda mesh: check_causal(build_mistral(), mesh),
-    "torch": check_split_by_torch,
     "encoder": check_encoder,
     "refused": check_refused,
 }

@@ -1,6 +1,5 @@
 """Small models as a push would leave them, for the tests of the app."""
 
-import re
 from pathlib import Path
 
 import torch
@@ -10,7 +9,6 @@ import reluformers.app
 from reluformers import seq2seq_config, vision_config
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
-ROOT = Path(__file__).parents[2]
 SPACE = Path(reluformers.app.__file__).parent
 TEXTS = [
     "A man in a blue hat is riding a horse on the beach.",
@@ -62,20 +60,3 @@ def disturb(folder, auto_class, **options) -> torch.nn.Module:
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model.eval()
-
-
-def write_old_payload(folder: Path, kind: str) -> set[str]:
-    """Give a saved folder its code as earlier versions wrote it, one file for each module; returns their names."""
-    for path in folder.glob("*.py"):
-        path.unlink()
-    sources = {path.stem: path for name in ("configuration", "modeling") for path in (ROOT / name).glob("*.py")}
-    relative = re.compile(r"^(\s*from )\.+(?:configuration\.)?(\w+)( import )", re.MULTILINE)
-    names, pending = set(), [f"configuration_{kind}", f"modeling_{kind}"]
-    while pending:
-        module = pending.pop()
-        if f"{module}.py" not in names:
-            text = relative.sub(r"\1.\2\3", sources[module].read_text(encoding="utf-8"))
-            (folder / f"{module}.py").write_text(text, encoding="utf-8")
-            names.add(f"{module}.py")
-            pending += [match[2] for match in relative.finditer(text)]
-    return names

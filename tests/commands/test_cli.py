@@ -7,13 +7,11 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
 from reluformers.app.app import read_arguments
 from reluformers.commands import build_parser, parse
-from reluformers_kernels import computation
 
 
 def test_changes_may_stand_anywhere():
@@ -86,14 +84,6 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
         languages = ["--source_lang=source", "--target_lang=target"]
         run_command("evaluate", f"--data={data}", f"--output={name}.json", *languages, "--", f"{name} model")
         assert json.loads((tmp_path / f"{name}.json").read_text())["data"]["source"] == data
-
-
-def test_env_says_what_is_used_without_compiled_code(capsys, monkeypatch):
-    monkeypatch.setattr(computation, "native", None)
-    run_command("env")
-    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert lines["torch"].strip() == torch.__version__
-    assert lines["cpu, torch.float32"].strip() == "relu by blocks, gelu by blocks, softmax by sdpa"
 
 
 def test_a_name_does_not_command_the_terminal(capsys):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 
 ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None, "row_sum": 1.0, "rows": 10}}
 TRANSLATION = {
@@ -62,10 +62,3 @@ def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     assert rows[0] == "| relu-vit | 81.25% | 99.00% | 0.600 | 75.00% (0.88) | 1,000 | 200 | 50.0% | 0.0% | – |"
     assert rows[1] == "| softmax | 81.25% | – | 0.600 | – | 1,000 | 100 | 50.0% | 0.0% | – |"
     assert "evaluation accuracy" in picture.read_text()
-
-
-def test_runs_of_two_kinds_are_refused_and_what_a_run_did_not_write_is_missing(compare, capsys, tmp_path):
-    text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
-    refusal_of(capsys, "compare", text, images)
-    (text / "results.json").write_text("{}")
-    assert compare(text)[2].startswith("| a | 30.00 | 50.00 | – | – |")

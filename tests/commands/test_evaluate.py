@@ -8,7 +8,6 @@ import sacrebleu
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split, source_name
-from reluformers.translation import evaluation
 from reluformers.translation.decoding import saved_languages
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
@@ -53,13 +52,6 @@ def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys)
     assert "source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
 
 
-def test_a_tokenizer_may_know_the_languages(folder):
-    (folder / "recipe.yaml").unlink()
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "source_lang": "fi", "target_lang": "sv"}))
-    assert saved_languages(folder) == ("fi", "sv")
-
-
 def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
     found = evaluated(folder, rows / "test.en", rows / "test.de")
     same = evaluated(folder, rows / "validation.jsonl")
@@ -96,13 +88,6 @@ def test_scores_are_those_of_sacrebleu(folder, rows):
         name: score.score for name, score in expected.items()
     }
     assert "nw:2" in found["scores"]["chrf++"]["signature"]
-
-
-def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, caplog):
-    monkeypatch.setattr(evaluation, "MOST_TER_WORK", 100)
-    found = evaluated(folder, rows / "test.en", rows / "test.de")
-    assert list(found["scores"]) == ["bleu", "chrf", "chrf++"]
-    assert "TER" in caplog.text
 
 
 @pytest.mark.parametrize(

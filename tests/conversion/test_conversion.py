@@ -129,12 +129,6 @@ def vision_inputs(model) -> dict[str, torch.Tensor]:
     }
 
 
-def gradients_by_size(model) -> list[tuple]:
-    """Norms of all gradients, in an order that names have no part in; positions that are computed have none."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return sorted(round(float(gradient.norm()), 3) for gradient in gradients if gradient.norm() > 0)
-
-
 def there_and_back(theirs, auto_class: type, inputs: dict, folder: Path) -> list:
     """The model as ours, and converted back, which compute the same."""
     theirs.save_pretrained(folder / "source")
@@ -144,15 +138,10 @@ def there_and_back(theirs, auto_class: type, inputs: dict, folder: Path) -> list
     ours, back = (auto_class.from_pretrained(folder / name) for name in ("ours", "back"))
     assert type(back) is type(theirs)
     expected = theirs(**inputs)
-    expected.loss.backward()
     for model in (ours, back):
         computed = model(**inputs)
         torch.testing.assert_close(computed.logits, expected.logits, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(computed.loss, expected.loss, atol=1e-5, rtol=1e-5)
-        computed.loss.backward()
-    if hasattr(ours, "lm_head"):
-        ours.lm_head.bias.grad = None  # a buffer there
-    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
     return [ours, back]
 
 

@@ -59,7 +59,6 @@ def test_translation(preset, tmp_path):
 
 SITES = {
     "sites": {"cross_attention": "softmax", "encoder_attention": "rela-g", "decoder_attention": "qknorm"},
-    "thresholds": {"attention": {"preset": "relu-sum", "learned_threshold": True, "threshold_per_head": True}},
     "softmax1": {"attention": {"activation": "softmax1", "learned_threshold": True, "threshold_per_head": True}},
     "softpick": {"attention": {"activation": "softpick", "output_gate": "sigmoid", "exclusive_output": True}},
     "forms": {

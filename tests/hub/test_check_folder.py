@@ -5,25 +5,12 @@ from functools import cache
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import ViTImageProcessorPil
 
 from builders.commands import refusal_of, run_command
-from builders.hub_folders import CARD
-from builders.models import build_model
 from reluformers.publish import folder_check as check
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.publish.folder_check import check_folder
 from reluformers.publish.release import CHECK_FILE
-
-
-@pytest.mark.slow
-def test_images_are_checked_too(tmp_path):
-    build_model("relu-vit", "vision").save_pretrained(tmp_path)
-    ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(tmp_path)
-    (tmp_path / "README.md").write_text(CARD.replace("translation", "image-classification").partition("![")[0])
-    found = check_folder(tmp_path)
-    assert (found.task, found.difference < 1e-6) == ("image-classification", True)
-    assert found.model_class.endswith("ReLUViTForImageClassification")
 
 
 def test_code_gets_no_token_and_is_refused_if_it_computes_something_else(folder, tmp_path, monkeypatch):

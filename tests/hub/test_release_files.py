@@ -4,7 +4,6 @@ import json
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
-from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, REPO, client, write_files
 from reluformers.publish.push import push_to_hub
@@ -48,13 +47,6 @@ def test_folders_that_are_not_fit(folder, hub, request, fault):
         push_to_hub(folder, REPO, api=client(hub))
     assert TOKEN not in str(error.value)
     assert not any(repo.tags or not repo.private for repo in hub.repos.values())
-
-
-def test_weights_in_parts_beside_whole_ones_are_ambiguous(folder, hub):
-    AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="10KB")
-    with pytest.raises(ValueError, match="twice"):
-        push_to_hub(folder, REPO, api=client(hub))
-    assert not hub.repos
 
 
 KEYS = [TOKEN, "ghp_" + "aB3d" * 9, "github_pat_" + "11ABCDE_" * 6, "sk-proj-" + "aB3_" * 12, "AKIA" + "ABCD2345" * 2]

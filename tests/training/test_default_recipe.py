@@ -8,7 +8,6 @@ from datasets import Dataset
 
 from builders.commands import run_command
 from builders.translation_runs import SIZES, make_recipe, write_pairs
-from reluformers.translation import recipe as translation_recipe
 from reluformers.translation.loading import hold_out, load_splits
 from reluformers.translation.recipe import TranslationRecipe, default_recipe
 
@@ -44,18 +43,6 @@ def test_a_validation_set_that_is_given_is_taken(tmp_path):
     assert recipe.data.held_out is None
     splits = load_splits(recipe.data)
     assert (len(splits["train"]), len(splits["validation"])) == (50, 5)
-
-
-def test_sizes_follow_from_the_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(translation_recipe, "UPDATES", 2000)
-    recipes = [default_recipe(write_pairs(tmp_path, f"rows{rows}", rows), "en", "de") for rows in (40, 40000)]
-    small, large = (TranslationRecipe.from_dict(recipe) for recipe in recipes)
-    assert small.tokenizer.vocab_size < large.tokenizer.vocab_size
-    assert (small.data.held_out, large.data.held_out) == (2, 1000)
-    assert small.training["num_train_epochs"] > large.training["num_train_epochs"] >= 3
-    for recipe in (small, large):
-        assert 0 < recipe.training["ema_decay"] < 1
-        recipe.training_arguments(tmp_path)
 
 
 def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():

@@ -166,21 +166,6 @@ def test_base_holds_where_the_recipe_says_nothing(tmp_path):
     assert TranslationRecipe.load(tmp_path / "base.yaml").model["d_model"] == 64
 
 
-def test_an_image_recipe_by_size_and_fields(tmp_path):
-    recipe = ImageRecipe.from_dict(
-        {
-            "model": {"preset": "rela", "size": "S/16", "num_hidden_layers": 3},
-            "data": {"path": "folder", "validation": "train[:9]", "train": "train[9:]"},
-            "augmentation": {"rand_augment": [2, 10]},
-        }
-    )
-    config = recipe.model_config(num_labels=7)
-    assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("rela_vit", 384, 3)
-    assert recipe.data.sources() == {"train": "train[9:]", "validation": "train[:9]"}
-    recipe.save(tmp_path / "saved.yaml")
-    assert ImageRecipe.load(tmp_path / "saved.yaml") == recipe
-
-
 @pytest.mark.parametrize(
     ("train", "validation", "share_rows"),
     [

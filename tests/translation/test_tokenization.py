@@ -6,7 +6,6 @@ import random
 import unicodedata
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from datasets import Dataset
 from tokenizers import processors
@@ -19,7 +18,7 @@ from reluformers.translation.tokenization import (
     save_tokenizers,
     train_tokenizer,
 )
-from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
+from reluformers.translation.tokenized_rows import tokenize_pairs
 
 TEXTS = [
     "The cat sat on the mat, and the dog didn't.",
@@ -181,13 +180,6 @@ def test_what_is_cut_keeps_all_of_an_ending_of_two_tokens(pairs, tokenizer):
     tokenized = tokenize_pairs(pairs, other, other, max_length=9)
     assert tokenized["input_ids"][2] == other(pairs["source"][2], truncation=True, max_length=9).input_ids
     assert tokenized["input_ids"][2][-2:] == [2, 1]
-
-
-def test_lengths_follow_the_rows():
-    dataset = Dataset.from_dict({"ids": [[1] * length for length in (3, 0, 5, 1)]})
-    assert token_lengths(dataset, "ids").tolist() == [3, 0, 5, 1]
-    assert token_lengths(dataset.select([2, 0, 0]), "ids").tolist() == [5, 3, 3]
-    assert token_lengths(dataset.select([]), "ids").dtype == np.int32
 
 
 def test_a_word_without_end_does_not_stall_training():

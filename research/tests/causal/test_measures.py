@@ -6,9 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers_research.causal.measures import _sums, loss_at, recall_at
-from reluformers_research.causal.models import build_model
 from reluformers_research.causal.run import regularization_loss
 
 
@@ -79,19 +77,6 @@ def test_recall_is_what_a_repeated_sentence_gains():
             return type("Output", (), {"logits": logits})
 
     assert recall_at(Copies(), torch.arange(1, 1001), 64) == pytest.approx(math.log(5000), rel=1e-4)
-
-
-def test_a_gate_of_zeros_halves_the_attention():
-    torch.manual_seed(0)
-    gated = build_model(config(), AttentionConfig(output_gate="sigmoid")).eval()
-    plain = LlamaForCausalLM(gated.config).eval()
-    plain.load_state_dict(gated.state_dict(), strict=False)
-    for layer in gated.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.output_gate.weight)
-    for layer in plain.model.layers:
-        layer.self_attn.o_proj.weight.data /= 2
-    tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(gated(input_ids=tokens).logits, plain(input_ids=tokens).logits)
 
 
 def test_the_regulariser_is_the_formula():

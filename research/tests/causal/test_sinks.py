@@ -3,7 +3,7 @@
 import torch
 
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers_research.sinks import LENGTH, draw_rows, make_mask, train
+from reluformers_research.sinks import LENGTH, draw_rows, make_mask
 
 
 def test_a_trigger_asks_for_the_mean_of_the_tokens_before_it():
@@ -18,13 +18,3 @@ def test_a_divisor_counts_the_tokens_of_the_mean():
     counts = make_mask(AttentionConfig.parse("relu-vit")).key_counts.flatten()
     assert counts.tolist() == [1, 1, *range(1, LENGTH - 1)]
     assert make_mask(AttentionConfig()).key_counts.flatten().tolist() == list(range(1, LENGTH + 1))
-
-
-def test_weights_of_a_run():
-    weights = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.02, "entropy_bound": 0.7}
-    for preset, row_sum in (("softmax", 1.0), ("reluformer", None)):
-        trained = train(
-            AttentionConfig.parse(preset), weights if row_sum is None else dict.fromkeys(weights, 0.0), 1, 3
-        )
-        assert trained.steps is None
-        assert row_sum is None or abs(trained.row_sum - row_sum) < 1e-5

@@ -165,17 +165,3 @@ def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
         (tmp_path / f"{name}.jsonl.gz").touch()
     line = refusal_of(capsys, "table", "reluformer/t2", *row_of_records(tmp_path), "--output_dir", tmp_path / "runs")
     assert "its data.train is another file" in line
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("reluformer/t2", "model.heads=3"),
-        ("reluformer/t2", "--setting", "small"),
-        ("reluformer/t2", "--setting", "small", f"data.test={__file__}", f"data.train={__file__}"),
-    ],
-    ids=" ".join,
-)
-def test_refusals(capsys, tmp_path, arguments):
-    refusal_of(capsys, "table", *arguments, "--output_dir", tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
