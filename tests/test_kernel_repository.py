@@ -80,18 +80,6 @@ def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch
         compiled._find_native()
 
 
-def test_kernels_loads_the_repository(repository, monkeypatch):
-    kernels = pytest.importorskip("kernels")
-    from kernels._rust import Build
-
-    assert [str(backend) for backend in Build.open(repository).general.backends] == ["cpu", "cuda"]
-    package = kernels.get_local_kernel(repository, backend="cpu")
-    check_attention(package)
-    monkeypatch.setenv(compiled.KERNELS_VARIABLE, "owner/name")
-    monkeypatch.setenv("LOCAL_KERNELS", f"owner/name={repository}")
-    assert compiled._find_native() is package.native
-
-
 def give_package(monkeypatch, folder: Path, name: str) -> None:
     """Let transformers get the package of a repository from `kernels`."""
     package = load(folder / "build" / SCRIPT["VARIANTS"]["cpu"], name)

@@ -32,18 +32,18 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(recipe_file, tmp_path):
-    """Compare loss, gradient norm and averaged weights from batches of 8 images and of 2 × 4, resumed or not."""
-    printed, histories, weights, results = {}, {}, {}, {}
+    """Compare loss, gradient norm and averaged weights from batches of 8 images and of 2 × 4, and a resumed run."""
+    histories, weights, results = {}, {}, {}
     for name, processes in (("one", 1), ("two", 2)):
         size = f"training.per_device_train_batch_size={8 // processes}"
         command = ("train.py", processes, recipe_file, size, "--output_dir", tmp_path / name)
-        printed[name] = launch(*command)
+        launch(*command)
         histories[name] = training_logs(tmp_path / name)
         weights[name] = load_file(tmp_path / name / "model.safetensors")
         results[name] = json.loads((tmp_path / name / "results.json").read_text())
-        launch(*command, "--resume", tmp_path / name / "checkpoint-5")
-        for key, weight in load_file(tmp_path / name / "model.safetensors").items():
-            assert torch.equal(weight, weights[name][key]), key
+    launch(*command, "--resume", tmp_path / name / "checkpoint-5")
+    for key, weight in load_file(tmp_path / name / "model.safetensors").items():
+        assert torch.equal(weight, weights[name][key]), key
     assert len(histories["two"]) == 8
     # the last batch holds 3 + 2 images, whose processes weigh the same
     for one, two in zip(histories["one"][:-1], histories["two"], strict=False):
@@ -53,4 +53,3 @@ def test_two_processes_train_like_one(recipe_file, tmp_path):
         torch.testing.assert_close(weights["two"][key], weight, rtol=1e-2, atol=1e-3)
     assert results["two"]["validation_loss"] == pytest.approx(results["one"]["validation_loss"], rel=1e-2)
     assert results["two"]["validation_accuracy"] == results["one"]["validation_accuracy"]
-    assert printed["two"].count("images of 8 classes") == 1

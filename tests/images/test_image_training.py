@@ -110,19 +110,6 @@ def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
     assert whole.state.global_step == halves.state.global_step == 3
 
 
-def test_the_best_weights_can_be_kept(files, tmp_path):
-    each_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
-    recipe = make_image_recipe(files, max_steps=4, learning_rate=0.05, **each_step, **best)
-    results = train_image_classification(recipe, tmp_path / "run")
-    history = json.loads((tmp_path / "run" / "log_history.json").read_text())
-    accuracies = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
-    assert len(set(accuracies)) > 1
-    assert results["validation_accuracy"] == max(accuracies)
-    del results["training_seconds"]  # the time of the first start is lost with it
-    assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
-
-
 AUGMENTED = {"crop": "resized", "min_area": 0.5, "flip": True, "rand_augment": [1, 9], "mixup": 0.2}
 
 

@@ -123,12 +123,3 @@ def test_another_version_of_vllm_is_refused(vllm, monkeypatch):
     monkeypatch.delitem(sys.modules, "reluformers.serving.vllm_models", raising=False)
     with pytest.raises(ImportError, match=r"0\.32.*0\.33\.1"):
         importlib.import_module("reluformers.serving.vllm_models")
-
-
-def test_other_backends_and_caches_are_refused(vllm):
-    models = importlib.import_module("reluformers.serving.vllm_models")
-    with pytest.raises(ValueError, match="run on CPUs"):
-        models.PagedAttention(object(), None)
-    for cache in (torch.zeros(2, 2, 32, 48), torch.zeros(2, 2, 32, 64, dtype=torch.bfloat16), torch.zeros(2, 2, 64)):
-        with pytest.raises(NotImplementedError, match="not known"):
-            models._pages_of(cache, torch.zeros(1, 2, 32))

@@ -16,7 +16,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm"])
 def test_rules_name_modules(kind, preset):
     names = [name for name, _ in build_model(preset, kind).base_model.named_modules()]
-    for rule in build_config(kind, preset).base_model_tp_plan:
+    config = build_config(kind, preset)
+    for rule in (*config.base_model_tp_plan, *config.base_model_fsdp_plan):
         assert any(fnmatch(name, rule) for name in names), rule
 
 

@@ -65,11 +65,8 @@ FLAT = [{"id": 1, "de": german, "en": english} for english, german in PAIRS]
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("train.jsonl", jsonl(translations())),
         ("train.jsonl.gz", jsonl(translations())),
         ("train.json", json.dumps(translations()).encode()),
-        ("train.jsonl", jsonl(FLAT)),
-        ("train.parquet", translations()),
         ("train.parquet", FLAT),
         ("train.csv", CSV),
         ("train.tsv.gz", TSV),

@@ -162,8 +162,3 @@ def test_learned_scalars():
     (scale,) = learned_scalars(model).values()
     assert {site: len(layers) for site, layers in scale.items()} == {"encoder": 2, "decoder": 3, "cross": 3}
     assert scale["cross"][1] == {"overall": 7.0, "heads": []}
-    learned = {"activation": "relu", "learned_length_exponent": True, "learned_threshold": True, "threshold": 0.5}
-    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config("softmax", **SIZES, cross_attention=learned))
-    statistics = learned_scalars(model)
-    assert set(statistics) == {"length_exponent", "threshold"}
-    assert statistics["threshold"] == {"cross": [{"overall": 0.5, "heads": []}] * 3}
