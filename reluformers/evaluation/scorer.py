@@ -1,12 +1,11 @@
 """How a saved model is scored, whatever its task: load, answer, count, measure the attention."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,9 +16,6 @@ from reluformers.saved_models import model_files, to_accelerator
 from .attention_report import attention_report
 from .circumstances import current_circumstances
 from .results import Evaluation
-
-# It makes a score from the sums of all columns over the rows.
-ScoreOfSums = Callable[[np.ndarray], float]
 
 
 @dataclass(kw_only=True)
@@ -70,13 +66,9 @@ class Scorer:
 
     A task has its own
 
-    - `recipe_options`: recipe → options by which a model is scored as its recipe says, beside where the rows are;
     - `load`: model and rows; returns which these are;
     - `answer`: all rows; this is timed;
-    - `count`: answers → `scores` and further fields of `Evaluation`;
-    - `row_statistics`: answers → metric → what it counts of each row [rows, columns], so that any selection of rows
-      can be scored by its sums;
-    - `scores_of_sums`: metric, the main one first → function of such sums.
+    - `count`: answers → `scores` and further fields of `Evaluation`.
     """
 
     task: ClassVar[str]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,14 +19,11 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
+from reluformers.evaluation.scorer import Scorer, ScoringOptions
 from reluformers.saved_models import load_model
 
 from .augmentation import ImageCollator
 from .loading import load_image_split
-
-if TYPE_CHECKING:
-    from .recipe import ImageRecipe
 
 TOP = 5  # So many classes of each image are kept.
 NOWHERE = -1  # An image whose logits are not finite has this class.
@@ -181,11 +178,6 @@ class ImageScorer(Scorer):
     options_class = ImageScoring
     options: ImageScoring
 
-    @staticmethod
-    def recipe_options(recipe: "ImageRecipe") -> dict[str, Any]:
-        """Columns."""
-        return {"image_column": recipe.data.image_column, "label_column": recipe.data.label_column}
-
     def load(self) -> ScoredData:
         """The model first, as its classes number the labels."""
         options = self.options
@@ -217,15 +209,6 @@ class ImageScorer(Scorer):
         """Accuracies and loss, and the scores of each class by name."""
         scores = {name: Score(value) for name, value in answers.scores().items()}
         return {"scores": scores, "classes": class_results(answers.confusion_matrix(), self.names)}
-
-    def row_statistics(self, answers: Classified) -> dict[str, np.ndarray]:
-        """Hits and images: 1 or 0, and 1."""
-        return {"accuracy": np.stack([answers.hits, np.ones(len(answers.hits))], axis=1).astype(np.int64)}
-
-    @staticmethod
-    def scores_of_sums() -> dict[str, ScoreOfSums]:
-        """Accuracy."""
-        return {"accuracy": lambda sums: float(sums[0] / sums[1])}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The images again."""

@@ -1,20 +1,17 @@
 """Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.metrics.base import Metric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from reluformers.data.batching import PairCollator
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
+from reluformers.evaluation.scorer import Scorer, ScoringOptions
 from reluformers.files import atomic_write
 from reluformers.saved_models import DTYPES
 
@@ -30,8 +27,6 @@ logger = logging.getLogger(__name__)
 # TER's time grows with the third power of a text's words. With this bound on the sum of these powers, it takes up to
 # three minutes where outputs are nothing but loops, and seconds elsewhere.
 MOST_TER_WORK = 2 * 10**8
-_LANGUAGES = ("source_lang", "target_lang")
-_DOCUMENTS = ("document_column", "document_tokens")
 _SEARCH = tuple(item.name for item in fields(Search))
 
 
@@ -71,14 +66,6 @@ class TranslationScorer(Scorer):
     task = TranslationRecipe.task
     options_class = TranslationScoring
     options: TranslationScoring
-
-    @staticmethod
-    def recipe_options(recipe: TranslationRecipe) -> dict[str, Any]:
-        """Languages, documents and search."""
-        names = (*_LANGUAGES, "translation_column")
-        names += _DOCUMENTS if recipe.data.document_tokens is not None else ()
-        rows = {name: getattr(recipe.data, name) for name in names}
-        return rows | {name: getattr(recipe.decoding, name) for name in _SEARCH}
 
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""
@@ -126,19 +113,6 @@ class TranslationScorer(Scorer):
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
         return {"scores": scores, "decoding": self.decoding | precision}
 
-    def row_statistics(self, answers: list[str]) -> dict[str, np.ndarray]:
-        """What BLEU and chrF count of each pair."""
-        references = self.pairs["target"]
-        return {
-            "bleu": sentence_statistics(self.options.bleu, answers, references),
-            "chrf": sentence_statistics(CHRF(), answers, references),
-        }
-
-    @staticmethod
-    def scores_of_sums() -> dict[str, ScoreOfSums]:
-        """BLEU and chrF."""
-        return {"bleu": partial(score_of_sums, BLEU()), "chrf": partial(score_of_sums, CHRF())}
-
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing; longer sides are cut, with a warning."""
         max_length = getattr(self.model.config, "max_position_embeddings", None)  # T5 has no such field.
@@ -153,20 +127,3 @@ class TranslationScorer(Scorer):
             with atomic_write(self.options.predictions) as path:
                 lines = (" ".join(text.splitlines()) + "\n" for text in answers)
                 path.write_text("".join(lines), encoding="utf-8")
-
-
-def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What a corpus metric counts of each sentence, so that any selection of them can be scored by its sums.
-
-    Returns:
-        int [sentences, counts]. BLEU counts 10: tokens of the output and of the reference, matching n-grams for n = 1
-        to 4, and all n-grams. chrF counts 18: character n-grams of the output, of the reference, and matching ones,
-        for n = 1 to 6.
-    """
-    # sacreBLEU's own significance tests sum these up; it has no public name for them.
-    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.int64)
-
-
-def score_of_sums(metric: Metric, sums: np.ndarray) -> float:
-    """Corpus score (0 to 100) of the sums of `sentence_statistics` over sentences."""
-    return metric._compute_score_from_stats(sums.tolist()).score

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from reluformers.evaluation.scorer import ScoreOfSums
+from .row_scores import ScoreOfSums
 
 ROW_DRAWS = 2_000  # of test rows
 LEVEL = 0.95  # of intervals

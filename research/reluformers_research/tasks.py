@@ -12,6 +12,7 @@ from reluformers.training.recipe import Recipe
 from .causal.recipe import CausalRecipe
 from .causal.run import train_causal
 from .causal.scoring import CausalScorer
+from .row_scores import SCORERS
 
 # statistic of the attention → heading and format in a table
 ATTENTION_COLUMNS = {
@@ -43,7 +44,7 @@ class Task:
 
 
 def _of_library(task: library.Task) -> Task:
-    return Task(task.name, task.recipe_class, task.train, task.scorer, task.main_metric, task.speeds)
+    return Task(task.name, task.recipe_class, task.train, SCORERS[task.name], task.main_metric, task.speeds)
 
 
 TASKS = {name: _of_library(library.task_named(name)) for name in library.TASKS} | {

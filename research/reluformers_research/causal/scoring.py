@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, ScoringOptions
+from reluformers.evaluation.scorer import Scorer, ScoringOptions
 
+from ..row_scores import ScoreOfSums
 from .measures import token_losses
 from .models import GatedLlamaForCausalLM
 from .recipe import CausalRecipe

@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 from sacrebleu.metrics import BLEU, CHRF
 
-from reluformers.translation.evaluation import score_of_sums, sentence_statistics
 from reluformers_research import statistics
+from reluformers_research.row_scores import score_of_sums, sentence_statistics
 from reluformers_research.statistics import RankDifference, Run, SeedModel, holm, row_draws
 
 

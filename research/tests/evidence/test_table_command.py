@@ -16,10 +16,10 @@ from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
 from reluformers.tasks import task_named
 from reluformers.training.checkpoints import checkpoints_of
-from reluformers.translation.evaluation import score_of_sums
 from reluformers_research.causal.scoring import mean_nats
 from reluformers_research.records import load_records
 from reluformers_research.row import Job, _source, run_job
+from reluformers_research.row_scores import score_of_sums
 from reluformers_research.tables import run_name
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "records"
