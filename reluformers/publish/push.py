@@ -66,7 +66,7 @@ def push_to_hub(
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
         confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
-        card_options: of `write_card`, if there is no card; `held_out=False` takes held-out rows out of results.json too.
+        card_options: of `write_card`, if there is no card; `held_out=False` takes held-out rows out of results.json.
 
     Raises:
         ValueError: the folder is not fit to be published, or `confirm` says no.
