@@ -35,9 +35,18 @@ PADDINGS = ("left", "right", "none")
 TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
 LLAMA = {**TEXT, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SEQ2SEQ = {
-    **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
-    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "pad_token_id": 0},
-    **{"max_position_embeddings": 64, "decoder_start_token_id": 1, "forced_eos_token_id": None},
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
 }
 SAM = {"hidden_size": 32, "mlp_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32}
 MODELS = {
@@ -70,8 +79,14 @@ MODELS = {
     "t5": (
         "T5ForConditionalGeneration",
         {
-            **{"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
-            **{"decoder_start_token_id": 0, "pad_token_id": 0},
+            "vocab_size": 99,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+            "pad_token_id": 0,
         },
     ),
 }

@@ -127,7 +127,9 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "attention"),
     [
-        *(("llama", "rela-g"), ("bert", "qknorm"), ("vit", {"preset": "reluformer", "learned_scale": True})),
+        ("llama", "rela-g"),
+        ("bert", "qknorm"),
+        ("vit", {"preset": "reluformer", "learned_scale": True}),
         ("bart", {"learned_scale": True}),
     ],
 )

@@ -44,8 +44,18 @@ _FIELDS_OF_SIZE = {
 SIZES: dict[str, Any] = {name: size for size, names in _FIELDS_OF_SIZE.items() for name in names.split()}
 SIZES |= {**dict.fromkeys(GROUPED, 2), "crop_size": 32}
 OFTEN_NONE = {
-    *("vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts", "num_experts"),
-    *("num_key_value_heads", "n_shared_experts", "prediction_length", "context_length", "moe_intermediate_size"),
+    "vocab_size",
+    "head_dim",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "n_routed_experts",
+    "num_experts",
+    "num_key_value_heads",
+    "n_shared_experts",
+    "prediction_length",
+    "context_length",
+    "moe_intermediate_size",
 }
 # two models in one, whose widths meet, and whose frames are of 8 values
 CODEC = {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]}
@@ -79,8 +89,11 @@ INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
 # backbones that need a further package, or that are refused themselves
 OTHER_BACKBONES = ("timm_backbone", "timm_wrapper", "swin", "maskformer-swin")
 MAPPINGS = [
-    *("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"),
-    *("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "MODEL_MAPPING",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
 ]
 
 

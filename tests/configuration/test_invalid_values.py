@@ -16,7 +16,11 @@ from reluformers.configuration.configuration_vision import ReLUViTConfig, Vision
 
 WRONG = [None, "x", "1", math.nan, math.inf, -math.inf, [], {}, object(), True]
 SIZES = {
-    **{"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 8},
+    "vocab_size": 20,
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "max_position_embeddings": 8,
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
 }
@@ -51,17 +55,34 @@ def test_a_value_of_the_wrong_kind_is_refused_by_the_name_of_its_field(owner):
 # values of the right kind that their range or another field excludes; the first field is the one that is named
 SINGLE = {
     AttentionConfig: {
-        **{"scale": 0, "scale_length": 1, "length_coefficient": 0, "output_norm_eps": 0, "activation": "tanh"},
+        "scale": 0,
+        "scale_length": 1,
+        "length_coefficient": 0,
+        "output_norm_eps": 0,
+        "activation": "tanh",
         "normalizer": "sum",
     },
     Seq2SeqTransformerConfig: {
-        **{"dropout": 1.0, "encoder_layers": 0, "norm_eps": 0, "position_offset": 2, "eos_token_id": [2, 32000]},
-        **{"alignment_layer": 6, "alignment_head": 8, "attention": "relu7", "d_modl": 8, "format_version": 0},
+        "dropout": 1.0,
+        "encoder_layers": 0,
+        "norm_eps": 0,
+        "position_offset": 2,
+        "eos_token_id": [2, 32000],
+        "alignment_layer": 6,
+        "alignment_head": 8,
+        "attention": "relu7",
+        "d_modl": 8,
+        "format_version": 0,
         "cross_attention": {"activaton": "relu"},
     },
     VisionTransformerConfig: {
-        **{"image_size": 30, "attention": None, "num_register_tokens": -1, "problem_type": "ranking"},
-        **{"hidden_dropout_prob": 1.0, "drop_path_rate": 1, "layer_norm_eps": 0},
+        "image_size": 30,
+        "attention": None,
+        "num_register_tokens": -1,
+        "problem_type": "ranking",
+        "hidden_dropout_prob": 1.0,
+        "drop_path_rate": 1,
+        "layer_norm_eps": 0,
     },
 }
 OUT_OF_RANGE = [

@@ -140,7 +140,10 @@ def refuse(handler, body) -> str:
 @pytest.mark.parametrize(
     "body",
     [
-        *(None, "old dog", {}, {"inputs": "old dog", "parameter": {}}),
+        None,
+        "old dog",
+        {},
+        {"inputs": "old dog", "parameter": {}},
         *({"inputs": inputs} for inputs in (None, "a \ud800", [], ["dog"] * 33, ["dog", " "], "x" * 10_001)),
         {"inputs": "red dog " * 40, "parameters": {"truncation": False}},
         *(

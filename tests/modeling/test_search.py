@@ -649,7 +649,8 @@ def test_rows_that_do_not_fit_are_left_to_transformers(rows, beams):
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        *(("lm_head.weight", "float32"), ("model.encoder.layers.0.self_attn.q_proj.weight", "float32")),
+        ("lm_head.weight", "float32"),
+        ("model.encoder.layers.0.self_attn.q_proj.weight", "float32"),
         *(("lm_head.bias", precision) for precision in ("float32", "int8")),
         ("model.decoder.layers.1.mlp_norm.weight", "int8"),
     ],
