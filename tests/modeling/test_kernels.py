@@ -92,6 +92,7 @@ def test_a_folder_answers_the_same_with_the_library_and_without(kind, preset, tm
             assert_close(found, expected, rtol=1e-2, atol=1e-3)  # the regulariser's gradient is not exacter in eager
 
 
+@pytest.mark.slow
 def test_compiled_as_one_graph_without_the_library(no_library):
     torch.compiler.reset()
     model = build_model("reluformer", encoder_layers=1, decoder_layers=1)
