@@ -301,6 +301,11 @@ def in_training(model):
     model.train()
 
 
+def by_columns(model):
+    weight = model.model.decoder.layers[0].mlp.fc1.weight
+    weight.data = weight.data.t().contiguous().t()
+
+
 def with_attention_by_name(model):
     model.config._attn_implementation = "mine"
 
@@ -381,6 +386,10 @@ def with_other_words_forbidden(model):
     model.generation_config.suppress_tokens = [int(tokens[0, 1])]
 
 
+def with_head_dim(model):
+    model.model.decoder.layers[0].self_attn.head_dim = 8
+
+
 def with_another_width(model):
     model.config.d_model = 64  # of the factor √d of embeddings
 
@@ -403,6 +412,7 @@ def with_another_config_of_a_side(model):
         with_other_words_forbidden,
         with_another_width,
         with_another_config_of_a_side,
+        with_head_dim,
     ],
     ids=lambda change: change.__name__,
 )
@@ -429,6 +439,15 @@ def with_new_field(model):
     site.attention = WithField(**site.attention.to_dict())
 
 
+class Unknown(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return -scores
+
+
+def with_processors_of_its_own(model):
+    model._get_logits_processor = lambda *arguments, **options: LogitsProcessorList([Unknown()])
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -440,6 +459,7 @@ def with_new_field(model):
         with_weight_as_attribute,
         with_shortened_rows,
         with_inputs_of_its_own,
+        with_processors_of_its_own,
     ],
     ids=lambda change: change.__name__,
 )
@@ -468,6 +488,7 @@ def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
         in_another_dtype,
         with_attention_by_name,
         in_training,
+        by_columns,
     ],
     ids=lambda change: change.__name__,
 )
@@ -500,11 +521,12 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
     with torch.no_grad(), pytest.raises(decoder.Unknown):
         decoder.Translator.of(model)
     hook.remove()
-
-
-class Unknown(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), pytest.raises(decoder.Unknown):
+            decoder.Translator.of(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(
