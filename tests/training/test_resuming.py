@@ -118,6 +118,8 @@ def test_what_may_change_takes_effect(files, finished, tmp_path):
     assert [entry["step"] for entry in logs] == [1, 2, 3, 4, 5, 6, 9, 12]
     # the schedule is that of the new length: 5e-3 · (1 − updates before / 12)
     assert [entry["learning_rate"] for entry in logs[-2:]] == pytest.approx([5e-3 * 4 / 12, 5e-3 / 12])
+    with pytest.raises(ValueError, match="12 updates"):
+        train_translation(make_recipe(files), tmp_path / "run", resume="last")
 
 
 def test_other_versions_are_said_and_another_number_of_processes_is_refused(files, finished, tmp_path, caplog):

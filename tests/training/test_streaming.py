@@ -110,7 +110,7 @@ def streaming_recipe(folder: Path, **training):
     sides = {"train": files, "validation": write_pairs(folder, "validation", 6)}
     training = {"save_strategy": "steps", "save_steps": 2, "max_steps": 30, "max_tokens": 120, **training}
     recipe = make_recipe(sides, **training)
-    recipe.data.streaming, recipe.data.buffer_rows = True, 60
+    recipe.data.streaming, recipe.data.buffer_rows = True, 20
     return recipe
 
 
@@ -132,6 +132,9 @@ def test_a_streamed_run_goes_on_in_its_epoch(streamed, tmp_path):
         [entry[key] for key in ("step", "learning_rate")] for entry in logs[1]
     ]
     assert logs[1][4]["epoch"] == logs[0][4]["epoch"]
+    places = [run / "checkpoint-4", tmp_path / "resumed" / "checkpoint-6"]
+    before, after = (json.loads((place / "stream_0.json").read_text())["number"] for place in places)
+    assert after >= before > 0
     other = copy.deepcopy(recipe)
     other.data.train = other.data.train[::-1]
     with pytest.raises(ValueError, match=r"data.train \(first\)"):
