@@ -61,6 +61,12 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert epoch_of(first, 2) != epoch_of(other, 2)
 
 
+def test_rows_of_equal_lengths_change_batches():
+    sampler = TokenBudgetBatchSampler([4] * 100, [4] * 100, 40)
+    grouping = [{frozenset(batch) for batch in epoch_of(sampler, epoch)} for epoch in (0, 1)]
+    assert grouping[0] != grouping[1]
+
+
 def test_batches_are_as_large_as_the_budget_allows():
     lengths = random_lengths(3)
     batches = list(TokenBudgetBatchSampler(*lengths, 400, shuffle=False))
