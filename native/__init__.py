@@ -207,16 +207,16 @@ class _Call(Structure):
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
         threshold = options.learned_threshold
-        of_rows = options.row_thresholds
+        row_thresholds = options.row_thresholds
         if threshold is not None and threshold.dim() == 3:
-            of_rows = threshold
+            row_thresholds = threshold
         elif threshold is not None:
             call.threshold = threshold.item()
         else:
             call.threshold = options.threshold
-        if of_rows is not None:
-            of_rows = call._of_rows = of_rows.detach().float()
-            call.row_thresholds, strides = of_rows.data_ptr(), of_rows.expand(query.shape[:3]).stride()
+        if row_thresholds is not None:
+            row_thresholds = call._row_thresholds = row_thresholds.detach().float()
+            call.row_thresholds, strides = row_thresholds.data_ptr(), row_thresholds.expand(query.shape[:3]).stride()
             call.threshold_batch, call.threshold_head, call.threshold_position = strides
         call.scale = options.scale
         call.dropout = options.dropout
@@ -273,7 +273,7 @@ def norm_backward(
     sums = [None if v is None else v.new_empty(norm.parts, norm.width, dtype=torch.float32) for v in (gain, gate)]
     norm.keep(output=grad_states, grad_output=grad_output, grad_gain=sums[0], grad_gate=sums[1])
     norm.run("norm_backward", norm.parts)
-    return grad_states, *(None if of_parts is None else of_parts.sum(0) for of_parts in sums)
+    return grad_states, *(None if part is None else part.sum(0) for part in sums)
 
 
 class _Dropped(Structure):
@@ -301,7 +301,9 @@ def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:
     if numbers is None:
         return None
     missing = -len(numbers) % _MOST_LANES
-    return pad(numbers.float(), (0, missing)) if missing else numbers.float()
+    if missing:
+        return pad(numbers.float(), (0, missing))
+    return numbers.float()
 
 
 def forward(
@@ -391,7 +393,9 @@ def _splits(call: _Call, length: int) -> int:
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
-    return states if states.stride(-1) == 1 else states.contiguous()
+    if states.stride(-1) == 1:
+        return states
+    return states.contiguous()
 
 
 def _empty_states(states: Tensor, width: int) -> Tensor:

@@ -236,7 +236,9 @@ def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     if not is_ours(own) and not any(parts.values()):
         return None
     named_parts = {name: part for name, part in parts.items() if part is not None and part != own}
-    return {"": own, **named_parts} if named_parts or (parts and not is_ours(own)) else own
+    if named_parts or (parts and not is_ours(own)):
+        return {"": own, **named_parts}
+    return own
 
 
 def _named(architectures: list[str] | None, config_class: type) -> list[str] | None:

@@ -67,7 +67,9 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     """
     path = getattr(error, "filename", None)
     if isinstance(error, OSError) and error.strerror and path:
-        return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
+        if named is not None and os.fspath(named) == path:
+            return error.strerror
+        return f"{path}: {error.strerror}"
     message = str(error)
     if "Original Traceback" in message:  # A DataLoader puts the traceback of its worker before the message.
         message = message.rstrip().rpartition("\n")[2].partition(": ")[2]

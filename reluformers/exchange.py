@@ -188,7 +188,9 @@ def _place_of(module: nn.Module) -> dict[str, Any]:
     """Device and type of a module's numbers; float32 where all of them are packed integers."""
     tensors = [*module.parameters(), *module.buffers()]
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    return {"device": tensors[0].device, "dtype": dtype} if tensors else {}
+    if tensors:
+        return {"device": tensors[0].device, "dtype": dtype}
+    return {}
 
 
 def _scalings_of(module: nn.Module) -> tuple[float, float]:

@@ -101,7 +101,9 @@ def as_json(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [as_json(value) for value in content]
     value = content.item() if hasattr(content, "item") else content
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_json(path: str | os.PathLike) -> Any:

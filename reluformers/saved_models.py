@@ -113,7 +113,9 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
         raise ValueError(f"the model is saved in int8, and cannot compute in {dtype}")
     if dtype == "int8" or (is_int8 and model.device.type == "cpu"):
         return quantize_int8(model.float() if not is_int8 else model)
-    return model if dtype is None else model.to(getattr(torch, dtype))
+    if dtype is None:
+        return model
+    return model.to(getattr(torch, dtype))
 
 
 def read_index(index: str | Path) -> list[str]:
@@ -161,7 +163,9 @@ def _names_of_weights(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file():
         with safe_open(folder / WEIGHTS, "pt") as file:
             return list(file.keys())
-    return list(read_json(folder / INDEX)["weight_map"]) if (folder / INDEX).is_file() else []
+    if (folder / INDEX).is_file():
+        return list(read_json(folder / INDEX)["weight_map"])
+    return []
 
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:
@@ -182,6 +186,8 @@ def card_metadata(name_or_path: str) -> dict[str, Any]:
     """Metadata of the README.md of a source, as far as there are any."""
     try:
         card = cached_file(name_or_path, CARD_FILE, _raise_exceptions_for_missing_entries=False)
-        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict() if card else {}
+        if card:
+            return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        return {}
     except Exception:  # Somebody else wrote this file, and it may be damaged.
         return {}

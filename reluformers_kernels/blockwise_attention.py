@@ -49,10 +49,10 @@ class _Block:
 
     def weights(self, scores: Tensor, query: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [heads, queries, keys]."""
-        of_rows = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
-        if of_rows is not None:  # Weights near 0 are differences of large numbers.
-            of_rows = of_rows.expand(query.shape[:3])[self.index][..., None]
-            scores = (at_least_float32(scores) - of_rows).to(scores.dtype)
+        row_thresholds = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
+        if row_thresholds is not None:  # Weights near 0 are differences of large numbers.
+            row_thresholds = row_thresholds.expand(query.shape[:3])[self.index][..., None]
+            scores = (at_least_float32(scores) - row_thresholds).to(scores.dtype)
         elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:

@@ -185,7 +185,9 @@ class Translator:
         return self._derive(lambda: memory)
 
     def _vector_or(self, tensor: Tensor | None, number: float) -> Tensor:
-        return torch.tensor([number], dtype=torch.float32) if tensor is None else self._vector(tensor)
+        if tensor is None:
+            return torch.tensor([number], dtype=torch.float32)
+        return self._vector(tensor)
 
     def _linear(self, layer: nn.Module | None) -> Any:
         if layer is None:

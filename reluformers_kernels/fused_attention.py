@@ -474,7 +474,9 @@ def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | in
     if options.first_keys is None and options.last_keys is None:
         if offset is None:
             counts = key_len if padding is None else padding.sum(-1)[:, None, None, None]
-            return max(counts, 1) if padding is None else counts.clamp_min(1).to(wide_dtype(query.dtype))
+            if padding is None:
+                return max(counts, 1)
+            return counts.clamp_min(1).to(wide_dtype(query.dtype))
         if padding is None:  # Few operations are used, because GPUs wait for each start.
             places = (offset + 1, offset + 1 + query.shape[2])
             counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)

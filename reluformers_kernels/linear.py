@@ -46,7 +46,9 @@ class PackedLinear(nn.Module):
         span = (x.amax(-1, keepdim=True) - low).clamp_min_(torch.finfo(x.dtype).tiny)
         product = torch.ops.quantized.linear_dynamic((x - low).div_(span), self.packed, True)
         product = product.mul_(span).addcmul_(low, self.sums)
-        return product if self.bias is None else product.add_(self.bias)
+        if self.bias is None:
+            return product
+        return product.add_(self.bias)
 
 
 @torch.no_grad()

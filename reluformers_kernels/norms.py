@@ -66,7 +66,9 @@ def _code_for(states: Tensor) -> ModuleType:
 
 
 def _wide(gain: Tensor | None, states: Tensor) -> Tensor | None:
-    return gain if gain is None or gain.shape == states.shape[-1:] else gain.expand(states.shape[-1])
+    if gain is None or gain.shape == states.shape[-1:]:
+        return gain
+    return gain.expand(states.shape[-1])
 
 
 def _run_forward(states, gain, gate, eps, is_mean) -> Tensor:

@@ -86,12 +86,16 @@ class SearchMixin(GenerationMixin):
     def _sample(self, input_ids, **options):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
         tokens = self._search_compiled(input_ids, options)
-        return super()._sample(input_ids, **options) if tokens is None else tokens
+        if tokens is None:
+            return super()._sample(input_ids, **options)
+        return tokens
 
     def _beam_search(self, input_ids, **options):
         """Beam search by compiled code; what that does not know by transformers."""
         tokens = self._search_compiled(input_ids, options)
-        return super()._beam_search(input_ids, **options) if tokens is None else tokens
+        if tokens is None:
+            return super()._beam_search(input_ids, **options)
+        return tokens
 
     def _search_compiled(self, input_ids: Tensor, options: dict[str, Any]) -> Tensor | None:
         """Tokens by compiled code, or None where transformers searches, with `search_fallback` as the reason."""

@@ -174,7 +174,9 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
 
 def _with_dense_rows(states: Tensor) -> Tensor:
     # Kernels read whole rows, so the numbers of a row must lie side by side.
-    return states if states.stride(-1) == 1 else states.contiguous()
+    if states.stride(-1) == 1:
+        return states
+    return states.contiguous()
 
 
 def _empty_rows(query: Tensor) -> Tensor:

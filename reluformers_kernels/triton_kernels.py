@@ -224,11 +224,11 @@ def key_kernel(
             grad_tile = load_tile(grad_output, tile * QUERIES, o2, o1, is_row, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
             scores = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
             grads = tl.dot(value_tile, tl.trans(grad_tile), input_precision=PRECISION)
-            of_rows = threshold
+            thresholds = threshold
             if row_thresholds is not None:
-                of_rows = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[None, :]
+                thresholds = load_thresholds(row_thresholds, t0, t1, t2, batch, head, rows, query_len, GROUP)[None, :]
             if IS_AFFINE:
-                scores = scores * scale - of_rows
+                scores = scores * scale - thresholds
             weights = activated(scores, ACTIVATION)
             factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)[None, :]
             passed = weights * factors

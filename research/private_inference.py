@@ -70,7 +70,9 @@ class Private:
     def linear(self, module: nn.Linear, states: Any) -> Any:
         """Multiply by secret weights."""
         product = states.matmul(crypten.cryptensor(module.weight.detach().t()))
-        return product if module.bias is None else product + crypten.cryptensor(module.bias.detach())
+        if module.bias is None:
+            return product
+        return product + crypten.cryptensor(module.bias.detach())
 
     def norm(self, module: nn.LayerNorm, states: Any) -> Any:
         """LayerNorm."""
@@ -81,7 +83,9 @@ class Private:
             factor = max(1.0, self.variances[module] / LARGEST_VARIANCE)
             inverse = (variance * (1 / factor)).inv_sqrt() * factor**-0.5
             output = centred * inverse * crypten.cryptensor(module.weight.detach())
-            return output if module.bias is None else output + crypten.cryptensor(module.bias.detach())
+            if module.bias is None:
+                return output
+            return output + crypten.cryptensor(module.bias.detach())
 
     def attention(self, module: nn.Module, states: Any) -> Any:
         """Self-attention over all keys, by φ(z) / (c·n^α) or by softmax."""

@@ -37,7 +37,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def shown(folder: Path) -> str:
     """The folder as `from_pretrained` wants it: a name without `./` could be somebody's model on the Hub."""
-    return str(folder) if folder.is_absolute() or folder.parts[:1] == ("..",) else f"./{folder}"
+    if folder.is_absolute() or folder.parts[:1] == ("..",):
+        return str(folder)
+    return f"./{folder}"
 
 
 def train_translator(folder: Path) -> None:

@@ -130,7 +130,9 @@ class Translator:
 
     def layers(self, site: str) -> int:
         """Number of layers of a site."""
-        return self.config.encoder_layers if site == "encoder" else self.config.decoder_layers
+        if site == "encoder":
+            return self.config.encoder_layers
+        return self.config.decoder_layers
 
     @torch.inference_mode()
     def translate(self, text: str, num_beams: int) -> Translation:
@@ -216,7 +218,9 @@ class Classifier:
     def layer_names(self) -> list[str]:
         """Where there is attention, in the order of `attend`."""
         layers = [str(number + 1) for number in range(self.config.num_hidden_layers)]
-        return [*layers, "pooling query"] if self.config.pooling == "attention" else layers
+        if self.config.pooling == "attention":
+            return [*layers, "pooling query"]
+        return layers
 
     def takes_sketches(self) -> bool:
         """Whether its images are so small that a visitor can draw one."""
@@ -273,7 +277,9 @@ class Classifier:
         if getattr(self.processor, "do_normalize", False):
             picture = picture * np.array(self.processor.image_std) + np.array(self.processor.image_mean)
         picture = picture.clip(0, 1)
-        return picture.repeat(3, -1) if picture.shape[-1] == 1 else picture
+        if picture.shape[-1] == 1:
+            return picture.repeat(3, -1)
+        return picture
 
 
 def find_file(name: str, file: str, revision: str | None = None) -> str | None:
@@ -319,7 +325,9 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
     options = {"trust_remote_code": True, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(name, **options)
     translates = "AutoModelForSeq2SeqLM" in (getattr(config, "auto_map", None) or {})
-    return Translator(name, config, options) if translates else Classifier(name, config, options)
+    if translates:
+        return Translator(name, config, options)
+    return Classifier(name, config, options)
 
 
 def unknown_characters(tokenizer: Any, text: str) -> list[str]:

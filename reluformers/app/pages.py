@@ -93,7 +93,9 @@ fail = functools.partial(explain, fails=True)
 
 def display_name(name: str) -> str:
     """The name of a model without the path of its folder."""
-    return Path(os.path.abspath(name)).name if Path(name).is_dir() else name
+    if Path(name).is_dir():
+        return Path(os.path.abspath(name)).name
+    return name
 
 
 def preset_name(config: Any) -> str:

@@ -67,7 +67,9 @@ def percent(share: float) -> str:
     """A share in percent; only what is none or all is written as 0 or 100 %."""
     if 0 < share < 0.01:
         return "under 1\u00a0%"
-    return "over 99\u00a0%" if 0.99 < share < 1 else f"{share:.0%}".replace("%", "\u00a0%")
+    if 0.99 < share < 1:
+        return "over 99\u00a0%"
+    return f"{share:.0%}".replace("%", "\u00a0%")
 
 
 def sharpest(weights: np.ndarray) -> int:

@@ -59,4 +59,6 @@ def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
 
 def rows_of(paths: list[str]) -> str | dict[str, str]:
     """A source of rows by its name, or of two texts, line by line; a ValueError for any other number."""
-    return paths[0] if len(paths) == 1 else dict(zip(("source", "target"), paths, strict=True))
+    if len(paths) == 1:
+        return paths[0]
+    return dict(zip(("source", "target"), paths, strict=True))

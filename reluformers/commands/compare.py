@@ -82,7 +82,9 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
 
 
 def _number(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, int | float) else MISSING
+    if isinstance(value, int | float):
+        return format(value, form)
+    return MISSING
 
 
 def best_dev_score(task: Task, log: list[dict]) -> str:

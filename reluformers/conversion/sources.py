@@ -196,7 +196,9 @@ def _activation_name(config: TransformerConfig) -> str | None:
         if all(getattr(config, key) == value for key, value in fields.items())
     ]
     # If a name needs no change, it is the first choice.
-    return config.activation_function if config.activation_function in names else next(iter(names), None)
+    if config.activation_function in names:
+        return config.activation_function
+    return next(iter(names), None)
 
 
 def config_back(config: TransformerConfig, source: Source) -> PreTrainedConfig:

@@ -125,7 +125,9 @@ def _image_size(pretrained: Mapping[str, Any], options: Mapping[str, Any]) -> li
     size = options.get("img_size")
     if size is None:
         return list(pretrained.get("input_size", (3, 224, 224)))[1:]
-    return [size, size] if isinstance(size, int) else list(size)
+    if isinstance(size, int):
+        return [size, size]
+    return list(size)
 
 
 def _heads(config: Mapping[str, Any], options: Mapping[str, Any]) -> int:

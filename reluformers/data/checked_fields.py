@@ -49,7 +49,9 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, those of literals among them."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return sum(map(_choices, typing.get_args(hint)), ())
-    return tuple(map(type, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else (hint,)
+    if typing.get_origin(hint) is typing.Literal:
+        return tuple(map(type, typing.get_args(hint)))
+    return (hint,)
 
 
 def _read_number(text: str) -> int | float | None:

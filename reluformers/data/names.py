@@ -18,7 +18,9 @@ def source_name(source: Any) -> str | None:
         return source_name(list(source.values()))
     if not isinstance(source, str) or not source.strip():
         return None
-    return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
+    if is_hub_id(source):
+        return source
+    return re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
 
 
 def named_split(source: Any, default: str) -> str:

@@ -178,7 +178,9 @@ def _points(log: LogHistory, key: str, x: str) -> list[tuple[float, float]]:
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+    if len(name) <= _NAME_LENGTH:
+        return name
+    return name[: _NAME_LENGTH - 1].rstrip() + "…"
 
 
 def _name_lines(figure: Figure, names: Sequence[str], columns: int) -> None:

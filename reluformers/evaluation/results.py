@@ -116,7 +116,9 @@ class Evaluation:
     @property
     def rows_per_second(self) -> float | None:
         """Rows that were answered in a second, with all that belongs to answering them."""
-        return self.data.rows / self.seconds if self.data.rows and self.seconds else None
+        if self.data.rows and self.seconds:
+            return self.data.rows / self.seconds
+        return None
 
     def cells(self) -> dict[str, str]:
         """Column → text of every score, in the order of `METRICS`."""

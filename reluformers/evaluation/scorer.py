@@ -58,7 +58,9 @@ class ScoringOptions:
     def source(self) -> str | dict[str, Any]:
         """Where the rows are, as the tasks' loaders take it."""
         options = {"name": self.data_config, "revision": self.data_revision}
-        return self.data if all(value is None for value in options.values()) else {"path": self.data, **options}
+        if all(value is None for value in options.values()):
+            return self.data
+        return {"path": self.data, **options}
 
 
 class Scorer:
@@ -113,4 +115,6 @@ class Scorer:
 def _training_seed(model: str | Path) -> int | None:
     """The seed in the results.json beside a model, if there is one."""
     results = Path(model, "results.json")
-    return read_json(results).get("seed") if results.is_file() else None
+    if results.is_file():
+        return read_json(results).get("seed")
+    return None

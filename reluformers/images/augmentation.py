@@ -67,7 +67,9 @@ class Augmentation:
             picture = picture.crop((left, top, left + picture.width, top + picture.height))
         if self.flip and torch.rand(()) < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return picture if self.rand_augment is None else rand_augment(picture, *self.rand_augment)
+        if self.rand_augment is None:
+            return picture
+        return rand_augment(picture, *self.rand_augment)
 
     def _random_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         low, high = map(math.log, ASPECT_RATIOS)

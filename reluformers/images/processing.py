@@ -23,7 +23,9 @@ LABEL = "label"
 
 def image_file(image: Mapping[str, Any]) -> bytes:
     """Read the file of an image of `load_image_split`: {"bytes": the file or None, "path": its name}."""
-    return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
+    if image["bytes"] is None:
+        return Path(image["path"]).read_bytes()
+    return image["bytes"]
 
 
 def decode_image(file: bytes, path: str | Path | None = None) -> Image.Image:
@@ -72,4 +74,6 @@ def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
 
 def _sides(config: PreTrainedConfig) -> list[int]:
     """Height and width that a model takes."""
-    return list(config.image_size) if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
+    if isinstance(config.image_size, list | tuple):
+        return list(config.image_size)
+    return [config.image_size] * 2

@@ -175,7 +175,9 @@ def _signatures(evaluation: Evaluation) -> Markup | None:
         f"{title} {code(str(signature).replace('|', ' ')).replace(' ', '|')}"
         for title, signature in evaluation.signatures().items()
     ]
-    return Markup(", ".join(signatures) + " (sacreBLEU).") if signatures else None
+    if signatures:
+        return Markup(", ".join(signatures) + " (sacreBLEU).")
+    return None
 
 
 def card_data(

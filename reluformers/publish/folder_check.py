@@ -88,7 +88,9 @@ def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
 def read_answers(folder: Path) -> list[dict[str, Any]]:
     """The answers that a folder holds; none if it has no `CHECK_FILE`."""
     path = folder / CHECK_FILE
-    return read_json(path)["answers"] if path.is_file() else []
+    if path.is_file():
+        return read_json(path)["answers"]
+    return []
 
 
 def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]) -> list[str]:

@@ -104,7 +104,9 @@ class Batcher:
     def _share(self, one: Waiting, answers: Any) -> Any:
         own = [next(answers) for _ in one.inputs]
         # As from the handler, an image alone gets a list of classes, a text alone a list of one translation.
-        return own if isinstance(one.data["inputs"], list) or self.handler.task == "translation" else own[0]
+        if isinstance(one.data["inputs"], list) or self.handler.task == "translation":
+            return own
+        return own[0]
 
     def _attempt(self, data: Any) -> Any:
         try:

@@ -150,7 +150,9 @@ async def read_request(request: Request, task: str) -> Any:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS} seconds") from error
     if length > MAX_BODY_BYTES:
         raise HTTPException(413, f"the body has {length} bytes, at most {MAX_BODY_BYTES} are allowed")
-    return {"inputs": bytes(body)} if is_file else json.loads(body)
+    if is_file:
+        return {"inputs": bytes(body)}
+    return json.loads(body)
 
 
 def describe_body(handler: Any) -> dict[str, Any]:

@@ -173,4 +173,6 @@ class GiveBackMemory(TrainerCallback):
 
 def _of_c_library(name: str) -> Any:
     """A function of glibc, or None elsewhere."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if sys.platform == "linux":
+        return getattr(ctypes.CDLL(None), name, None)
+    return None

@@ -172,7 +172,9 @@ class Recipe:
     @property
     def calibration_rows(self) -> int:
         """How many rows of the training set an exchanged attention is fitted on."""
-        return self.transfer.calibration_rows if self.model.get("preset") else 0
+        if self.model.get("preset"):
+            return self.transfer.calibration_rows
+        return 0
 
     @property
     def transfer(self) -> TransferOptions:

@@ -96,7 +96,9 @@ def _blank_between(cut: str, before: str, after: str) -> str:
         return " "
     # A language without blanks between its sentences is translated into one that has them.
     unspaced = f"[{_IDEOGRAPHIC}{_SOUTH_EAST_ASIAN}]"
-    return " " if re.search(unspaced, cut) and not re.search(unspaced, nearest) else ""
+    if re.search(unspaced, cut) and not re.search(unspaced, nearest):
+        return " "
+    return ""
 
 
 def translate_blocks(

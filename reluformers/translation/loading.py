@@ -92,7 +92,9 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
 def _load_split(data: "TranslationDataSection", name: str, source: Any, split: str) -> Dataset | PairStream:
     is_stream = data.streaming and name == "train"
     rows, lay_out = open_translation_split(source, split, data, is_stream)
-    return PairStream(rows, lay_out, data.buffer_rows) if is_stream else lay_out(rows)
+    if is_stream:
+        return PairStream(rows, lay_out, data.buffer_rows)
+    return lay_out(rows)
 
 
 def open_translation_split(

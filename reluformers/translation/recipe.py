@@ -89,7 +89,9 @@ class TranslationDataSection(PairColumns, DataSection):
     @property
     def needed(self) -> tuple[str, ...]:
         """Splits that there must be."""
-        return ("train", "validation") if self.held_out is None else ("train",)
+        if self.held_out is None:
+            return ("train", "validation")
+        return ("train",)
 
 
 @dataclass(kw_only=True)
@@ -229,4 +231,6 @@ def default_recipe(
 def _count_words(text: str) -> int:
     """Number of words, of a language that does not separate them about that."""
     words = len(text.split())
-    return words if len(text) < 15 * words else len(text) // 2
+    if len(text) < 15 * words:
+        return words
+    return len(text) // 2

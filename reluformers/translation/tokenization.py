@@ -164,7 +164,9 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
     """Text with a blank in words that no language has, on which training takes time by the square of their length."""
     if not isinstance(item, str):
         return [_cut_long_words(text) for text in item]
-    return _LONG_WORD.sub(r"\g<0> ", item) if len(item) > LONGEST_WORD else item
+    if len(item) > LONGEST_WORD:
+        return _LONG_WORD.sub(r"\g<0> ", item)
+    return item
 
 
 def encode_texts(

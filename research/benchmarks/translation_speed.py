@@ -262,7 +262,9 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
 
 def choose_clock(options: argparse.Namespace) -> Callable[[], float]:
     """Seconds of the processor, which other programs do not change, where they are those that a user waits."""
-    return time.process_time if options.threads == 1 and DEVICE == "cpu" else time.perf_counter
+    if options.threads == 1 and DEVICE == "cpu":
+        return time.process_time
+    return time.perf_counter
 
 
 def sentences_per_second(

@@ -93,7 +93,9 @@ class Evidence:
         Least squares over means of rows, from `LEAST_ROWS` rows on.
         """
         metric = task_named(self.of_row(key)[0].recipe["task"]).main_metric
-        return 1.0 if metric == LOSS else self._nats(self._schedules[key], metric)
+        if metric == LOSS:
+            return 1.0
+        return self._nats(self._schedules[key], metric)
 
     def _slope(self, schedule: str, metric: str) -> float:
         """Nats for one of a metric, over the rows of a schedule."""
@@ -119,7 +121,9 @@ class Evidence:
     def _test_variance(self, first: str, second: str, measure: str) -> float:
         """Variance of the difference of two rows over draws of the test rows; 0 of what has one value a run."""
         draws = [self._draws(key, measure) for key in (first, second)]
-        return 0.0 if any(each is None for each in draws) else float(np.var(draws[0] - draws[1]))
+        if any(each is None for each in draws):
+            return 0.0
+        return float(np.var(draws[0] - draws[1]))
 
     def _draw(self, key: str, measure: str) -> np.ndarray | None:
         """Mean score of a row's runs for each draw of test rows."""
@@ -135,7 +139,9 @@ def _value(record: RunRecord, measure: str) -> float | None:
     if record.evaluation is None:
         return None
     value = record.evaluation.scores[measure].value if measure in record.metrics else record.measure(measure)
-    return value if value is not None and math.isfinite(value) else None
+    if value is not None and math.isfinite(value):
+        return value
+    return None
 
 
 def machine_of(record: RunRecord) -> str:

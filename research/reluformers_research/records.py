@@ -95,7 +95,9 @@ class RunRecord:
         if name == "loss":
             return self.results.get("validation_loss")
         attention = self.evaluation.attention if self.evaluation else None
-        return getattr(attention.overall, name, None) if attention else self.results.get(name)
+        if attention:
+            return getattr(attention.overall, name, None)
+        return self.results.get(name)
 
     def save(self, folder: Path) -> None:
         """Write `NAME.parquet`, whole or not at all, with the row that `gather` adds to others."""
@@ -248,7 +250,9 @@ def _stored(*folders: Path) -> dict[str, pa.Table]:
 
 def _json(value: Any) -> str | None:
     """Text of a column; what is empty has none."""
-    return json.dumps(as_json(value), ensure_ascii=False) if value else None
+    if value:
+        return json.dumps(as_json(value), ensure_ascii=False)
+    return None
 
 
 def _array(rows: pa.ListScalar) -> np.ndarray:

@@ -150,7 +150,9 @@ class TableReport:
 
     def rows_like(self, name: str) -> list[str]:
         """The row of that name, or the rows that fit a pattern."""
-        return [name] if name in self.runs else fnmatch.filter(self.runs, name)
+        if name in self.runs:
+            return [name]
+        return fnmatch.filter(self.runs, name)
 
     def row_of(self, name: str) -> Runs:
         """The row of that name; of a pattern, the one with the lowest mean validation loss."""
@@ -252,7 +254,9 @@ class TableReport:
 
     def _form(self, measure: str) -> Callable[[float], str]:
         """How a value is written."""
-        return METRICS[measure].format if measure in METRICS and measure != LOSS else "{:.3f}".format
+        if measure in METRICS and measure != LOSS:
+            return METRICS[measure].format
+        return "{:.3f}".format
 
     def _footnote(self) -> str:
         """Data, seeds and versions of the runs."""
@@ -325,7 +329,9 @@ class TableReport:
     def _paper_lead(self, claim: Claim) -> float | None:
         """How much the source has the first row ahead, where it prints a score of both."""
         scores = [re.match(r"[\d.]+", str(self.row_of(name).row.paper)) for name in (claim.first, claim.second)]
-        return float(scores[0][0]) - float(scores[1][0]) if all(scores) else None
+        if all(scores):
+            return float(scores[0][0]) - float(scores[1][0])
+        return None
 
     def _margin(self, claim: Claim, measure: str) -> float:
         if measure in self.measures:
@@ -387,7 +393,9 @@ def _chances(relation: str, difference: Difference | RankDifference, margin: flo
 def _found_from(relation: str, difference: Difference | RankDifference, margin: float, claims: int) -> float | None:
     """The lead at which a claim would have been found to hold; of `~` the difference at which not."""
     effect = difference.smallest_effect(LEVEL / claims / (2 if relation == "~" else 1))
-    return None if effect is None else effect + {">": 0.0, ">=": -margin, "~": margin}[relation]
+    if effect is None:
+        return None
+    return effect + {">": 0.0, ">=": -margin, "~": margin}[relation]
 
 
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:

@@ -150,7 +150,9 @@ def some_of(rng: random.Random, names: list[Render]) -> Render:
 
 def at_place(rng: random.Random, part: Render) -> Render:
     """The part, half the time after a country and a colon."""
-    return joined("{}: {}", territory(rng), part) if rng.random() < 0.5 else part
+    if rng.random() < 0.5:
+        return joined("{}: {}", territory(rng), part)
+    return part
 
 
 def random_number(rng: random.Random) -> Decimal:

@@ -212,7 +212,9 @@ def head_variance(heads: Sequence[float | None]) -> float | None:
     ReLA §5.2 prints 0.256 for null rates, which is more than 1/4, the largest that a division by H could give.
     """
     known = torch.tensor([value for value in heads if value is not None], dtype=torch.float64)
-    return known.var().item() if len(known) > 1 else None
+    if len(known) > 1:
+        return known.var().item()
+    return None
 
 
 def _one_hot(classes: Tensor, number: int) -> Tensor:
@@ -221,4 +223,6 @@ def _one_hot(classes: Tensor, number: int) -> Tensor:
 
 
 def _known(value: float) -> float | None:
-    return None if value != value or value in (torch.inf, -torch.inf) else value
+    if value != value or value in (torch.inf, -torch.inf):
+        return None
+    return value
