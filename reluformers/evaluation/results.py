@@ -216,12 +216,6 @@ def checksum(rows: Iterable[Iterable[bytes]]) -> str:
     return str(result)
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown: titles of its columns, and the cells of each line."""
     rows = [columns, ["---"] * len(columns), *lines]

@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from reluformers.evaluation.results import join_names, markdown_table
+from reluformers.evaluation.results import markdown_table
 
 from .records import LOSS
-from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, Verdict
+from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, Verdict, join_names
 from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "

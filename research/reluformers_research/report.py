@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from reluformers.evaluation.attention_report import MISSING
-from reluformers.evaluation.results import METRICS, join_names, markdown_table
+from reluformers.evaluation.results import METRICS, markdown_table
 
 from .evidence import LEVEL, Evidence, machine_of
 from .records import LOSS, RunRecord
@@ -350,6 +350,12 @@ class TableReport:
         if min(counts) > 1:
             return Verdict(OPEN, None, reason=f"no seeds, data or schedule are shared, or below {_RATES} rates ran")
         return Verdict(OPEN, None, reason=f"needs two seeds of both, has {counts[0]} and {counts[1]}")
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def standing(difference: Difference | RankDifference, margin: float) -> str:
