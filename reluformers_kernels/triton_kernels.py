@@ -176,9 +176,8 @@ def threshold_kernel(
         more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
         found_threshold += more
         steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # float32 can add nothing smaller to 1.
-    store_statistic(
-        thresholds, tl.where(is_null, float("inf"), lowest + found_threshold), batch_head, rows, query_len, GROUP
-    )
+    found_threshold = tl.where(is_null, float("inf"), lowest + found_threshold)
+    store_statistic(thresholds, found_threshold, batch_head, rows, query_len, GROUP)
 
 
 @jit
