@@ -57,6 +57,15 @@ def test_gradients_of_gradients_many_gradients_and_directions():
         dual = apply_dropout(forward_ad.make_dual(states.detach(), directions[0]), 0.25)
         output, tangent = forward_ad.unpack_dual(dual)
         torch.testing.assert_close(tangent, directions[0] * (output != 0) / 0.75)
+    assert torch.func.vmap(lambda row: apply_dropout(row, 0.25), randomness="different")(states).shape == (40, 50)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_traced_code_drops_the_same_share(probability):
+    torch.manual_seed(0)
+    compiled = torch.compile(apply_dropout, backend="eager", fullgraph=True)
+    output = compiled(torch.ones(400, 500), probability)
+    assert abs((output == 0).double().mean().item() - probability) < 0.01
 
 
 @pytest.mark.parametrize("draw", [apply_dropout, find_dropped, keep_factors])
