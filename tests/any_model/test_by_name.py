@@ -390,7 +390,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("message", "call", "options"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("message", "call", "options"), REFUSED, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+)
 def test_what_would_compute_something_else_is_refused(message, call, options):
     with pytest.raises((ValueError, TypeError), match=message):
         call(**options)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from builders.clean_processes import run_clean
 from builders.models import build_model
 from reluformers import TranslationPipeline
-from reluformers.evaluation.alignments import NO_LINK, word_alignments
+from reluformers.evaluation.alignments import word_alignments
 from reluformers.modeling.pipeline_translation import align_words, split_text, split_tokens
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
@@ -89,8 +89,8 @@ def test_memory_of_alignments_does_not_grow_with_words_that_are_cut(pipe, tokeni
     assert len(words) <= LIMIT
     assert max(places) <= len(words)
     (aligned,) = word_alignments(pipe.model, (tokenizer, tokenizer), [(text, text)])
-    assert aligned.links.shape[-1] == len(aligned.target) == 25_000
-    assert aligned.links[..., LIMIT:].eq(NO_LINK).all()
+    assert any(aligned)
+    assert all(max(link) < LIMIT for links in aligned for link in links)
 
 
 @pytest.mark.parametrize(
