@@ -95,7 +95,7 @@ typedef struct {  // It holds for rows of first_length up to last_length tokens.
 enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
 
 typedef struct {
-  const Stack *encoder;        // It is NULL if the caller gives its states.
+  const Stack *encoder;        // NULL if the caller passes the encoder's states, so that nothing is encoded here.
   const Stack *decoder;
   const Linear *logits;
   const int32_t *source;       // Tokens of all sentences lie side by side [source tokens].
@@ -107,8 +107,8 @@ typedef struct {
   int32_t *ancestors;          // They name the row that wrote each token of a row; steps alternate [2, rows, longest].
   float *running_scores;       // They are log P, falling [sentences, beams].
   float *finished_scores;      // They are log P divided by the penalty, falling [sentences, beams].
-  int32_t *finished_lengths;   // A length is 0 if there is no such translation [sentences, beams].
-  int32_t *finished;           // It holds their tokens [sentences, beams, longest].
+  int32_t *finished_lengths;   // A length of 0 marks a beam without a finished translation [sentences, beams].
+  int32_t *finished;           // Tokens of the finished translations lie here [sentences, beams, longest].
   int64_t *results;            // Tokens are returned here [sentences, returned, longest].
   int64_t *result_lengths;     // It has the shape [sentences, returned].
   uint8_t *is_done;            // It has a number for each sentence.
@@ -122,7 +122,7 @@ typedef struct {
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
   int64_t parts, rule_count, end_count, early_stopping, is_beam_search;
   int64_t is_renormalized;     // If set, log P is normalised over the tokens that no rule forbids.
-  float last_penalty;          // It belongs to the longest translation.
+  float last_penalty;          // The longest possible translation has this length penalty.
 } Search;
 
 typedef struct {  // A row sees the keys before `count`.

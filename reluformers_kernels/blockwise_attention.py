@@ -23,8 +23,9 @@ from .tensors import at_least_float32, compute_dtype, wide_dtype
 
 # A block of weights has so many numbers for each thread; with its operands it must stay in a core's cache.
 _ELEMENTS = 2**19
-_ROWS = 512  # A block has at most so many queries.
-_KEYS = 1024  # A block has at most so many keys.
+# It has at most so many queries and keys, whose rows must lie in the cache beside it.
+_ROWS = 512
+_KEYS = 1024
 # This is the least for each thread with causality, as threads wait for each other after each operation.
 _CAUSAL_ROWS = 64
 # There are at least so many blocks of queries, because half of each square on the diagonal is wasted.

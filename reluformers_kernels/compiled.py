@@ -7,7 +7,7 @@ from types import ModuleType
 
 # It names a repository of kernels, "owner/name"; without it nothing is downloaded.
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"
-NATIVE_INTERFACE = 6  # It counts up with `INTERFACE` of native/__init__.py, and is the version of the repository.
+NATIVE_INTERFACE = 6  # Raise it with `INTERFACE` of native/__init__.py; a kernel repository has it as its version.
 
 
 def _find_native() -> ModuleType | None:

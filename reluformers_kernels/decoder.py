@@ -37,7 +37,8 @@ _KEPT = "_translator"  # A model keeps its `Translator` in this attribute.
 _PROVEN = "_proven_translator"  # This attribute keeps which `structure` and parts were proven.
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
-_COLLECTORS = "transformers.utils.output_capturing"  # Its hooks only look on.
+# Hooks of this module only observe, so the compiled search may leave them out.
+_COLLECTORS = "transformers.utils.output_capturing"
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
 _BACKENDS = ("eager", "fused")
@@ -509,7 +510,7 @@ class SearchOptions(NamedTuple):
     ends: list[int]  # These tokens end a sentence.
     # Each rule has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it forces or bans.
     rules: list[tuple[list[int], int, int, bool]]
-    early_stopping: bool | str  # It is that of `generate`, but "never" needs a positive penalty.
+    early_stopping: bool | str  # As in `generate`; "never" only with a length penalty above 0.
     alpha: float
     offset: int
     is_renormalized: bool = False  # If true, log P is taken over the tokens that no rule forbids.

@@ -376,7 +376,7 @@ def attention(
     if normalizer == "sum" and query.dtype == torch.float16:
         divisor = float(max(1, key.shape[2]))
     if computation == "single_query":
-        return _attend_once(query, key, value, options, divisor, normalizer), None, None, None
+        return _attend_single_query(query, key, value, options, divisor, normalizer), None, None, None
     is_sparse = options.activation in RECTIFIED
     divides_sums = divide_statistics or normalizer == "sum"
     # A compiler would take the quotient for a constant, and compile anew for each length.
@@ -437,7 +437,7 @@ def _shares(row_sums: Tensor) -> Tensor:
     return row_sums.masked_fill(is_null, 1.0).reciprocal().masked_fill(is_null, 0.0)
 
 
-def _attend_once(
+def _attend_single_query(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, divisor: float | Tensor | None, normalizer: str
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""

@@ -137,7 +137,7 @@ def search(
     states = states[:: options.beams]
     mask = mask[:: options.beams].bool()
     if source is not None and source.shape == mask.shape:
-        # PyTorch rounds states of bfloat16, so that a call without a mask would translate otherwise than one with it.
+        # Compiled code makes the states from the tokens: those of PyTorch in bfloat16 differ with and without a mask.
         states = source
     tokens = translator.search(states, mask, input_ids, options)
     _SEARCHING.search = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None

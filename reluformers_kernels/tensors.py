@@ -127,6 +127,7 @@ def is_differentiated() -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Compute in the types that are given; the meta device knows no autocast."""
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # The context takes longer than this test.
+    # To enter the context takes longer than to ask whether it is needed.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

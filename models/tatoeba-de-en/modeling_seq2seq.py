@@ -806,7 +806,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
             past_len = cache.get_seq_length()
             key_len, _ = cache.get_mask_sizes(length, 0)
-        if isinstance(past_len, int):  # A static cache counts on the device and has its full length.
+        # A static cache keeps its count on the device, and ends at its full length.
+        if isinstance(past_len, int):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)

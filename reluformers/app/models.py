@@ -141,7 +141,7 @@ class Translator:
         if len(text) > MAX_CHARACTERS or num_beams not in range(1, MAX_BEAMS + 1):
             raise ValueError(f"At most {MAX_CHARACTERS:,} characters and 1 to {MAX_BEAMS} beams are allowed.")
         inputs = self.pipeline.preprocess(text, truncation=False)
-        # The model's own code bounds the length of a translation.
+        # `generate` stops at the model's longest translation, so no limit is set here.
         target = self.pipeline.forward(inputs, num_beams=int(num_beams))["tokens"][0, 0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return self._aligned(Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist()))
