@@ -78,7 +78,6 @@ def compile_library(path: Path, compiler: str, *options: str) -> None:
     subprocess.run([compiler, *common, *options, "-o", path, *SOURCES], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_vectors_of_avx512_and_tiles_of_amx_on_any_processor(tmp_path, monkeypatch):
     """Made of what instructions there are."""
