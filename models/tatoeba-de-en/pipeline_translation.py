@@ -117,7 +117,8 @@ class TranslationPipeline(Pipeline):
         options["return_dict_in_generate"] = False
         # Only tokens are needed: weights of alignments come from one pass over the finished translation, below.
         tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
-        outputs, batch = {"tokens": tokens}, len(input_ids)
+        outputs = {"tokens": tokens}
+        batch = len(input_ids)
         if return_alignments:
             sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
             outputs["weights"] = self.alignment_weights(*sources, tokens)

@@ -4,7 +4,14 @@ import logging
 from pathlib import Path
 
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto import modeling_auto
 
 from reluformers.configuration.configuration_exchanged import ExchangedConfig
@@ -15,6 +22,12 @@ from reluformers.modeling.pipeline_translation import TranslationPipeline
 from .payload import payload_files, write_payload
 
 logger = logging.getLogger(__name__)
+
+# Each auto class has the module of modeling/ whose `EndpointHandler` answers requests with the models that it opens.
+HANDLERS = {
+    AutoModelForSeq2SeqLM.__name__: "handler_translation",
+    AutoModelForImageClassification.__name__: "handler_images",
+}
 
 
 def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:
@@ -38,7 +51,7 @@ def code_of(config_class: type[PreTrainedConfig]) -> dict[str, str]:
 
 def endpoint_code(config_class: type[PreTrainedConfig]) -> str:
     """Text of the handler.py that answers requests to an Inference Endpoint with a model of a family."""
-    head = "handler_translation" if AutoModelForSeq2SeqLM in FAMILIES[config_class] else "handler_images"
+    head = next(HANDLERS[auto.__name__] for auto in FAMILIES[config_class] if auto.__name__ in HANDLERS)
     return payload_files([head])[f"{head}.py"]
 
 

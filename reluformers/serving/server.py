@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,14 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reluformers.files import read_json
-from reluformers.modeling import handler_images, handler_translation
 from reluformers.modeling.endpoint import BATCH_SIZE
+from reluformers.saved_code.registry import HANDLERS
 from reluformers.saved_models import EXPORT_RECORD
 
 from .batching import Batcher
 
 logger = logging.getLogger(__name__)
 
-# by the auto class that opens a model
-HANDLERS = {
-    "AutoModelForSeq2SeqLM": handler_translation.EndpointHandler,
-    "AutoModelForImageClassification": handler_images.EndpointHandler,
-}
 MAX_REQUESTS = 64  # So many may be read, wait or be computed; more get status 503.
 MAX_BODY_BYTES = 16 * 2**20  # The handler's largest image takes so much in base64.
 BODY_SECONDS = 30  # A body must arrive in this time.
@@ -52,9 +48,9 @@ def load_handler(folder: str | Path, **options: Any) -> Any:
 
         return EndpointHandler(str(folder), **options)
     openers = read_json(Path(folder, "config.json")).get("auto_map", {})
-    for auto_class, handler in HANDLERS.items():
+    for auto_class, module in HANDLERS.items():
         if auto_class in openers:
-            return handler(str(folder), **options)
+            return import_module(f"reluformers.modeling.{module}").EndpointHandler(str(folder), **options)
     raise ValueError(f"{folder}: is no model for translation or image classification that reluformers has saved")
 
 
