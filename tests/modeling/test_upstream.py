@@ -210,7 +210,7 @@ EXCLUSIVE = {"exclusive_output": True}
     ("attention", "dtype"),
     [
         *((attention, torch.float32) for attention in (*FAMILY_PRESETS, "relu-sum", "entmax15", EXCLUSIVE)),
-        ("rela-g", torch.bfloat16),
+        *((attention, torch.bfloat16) for attention in ("softmax", "rela-g", "relu-sum")),
     ],
     ids=str,
 )
