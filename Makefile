@@ -96,7 +96,7 @@ translate: $(LIBRARY)  ## translate TEXT with MODEL, a folder, else models/tatoe
 # imported before it says what it loads.
 app: export HF_HUB_OFFLINE = 0
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, else those of models/, on a page that shows its attention
-	@$(VENV)/bin/python reluformers/app/app.py $${MODEL:+"$$MODEL"}
+	@$(VENV)/bin/python app/app.py $${MODEL:+"$$MODEL"}
 
 docs: $(SETUP)  ## build the documentation site into site/
 	@rm -rf build research/build

@@ -179,6 +179,7 @@ setup(
     package_dir={
         "reluformers.configuration": "configuration",
         "reluformers.modeling": "modeling",
+        "reluformers.app": "app",
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
         # names of their own: --help answers, and code of saved folders imports kernels, before the library is imported
@@ -190,6 +191,7 @@ setup(
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
+        "reluformers.app",
         *find_packages(include=["reluformers", "reluformers.*"]),
         "reluformers_cli",
         "reluformers_kernels",

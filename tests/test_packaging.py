@@ -90,7 +90,7 @@ def constraints(name: str) -> dict[str, Version]:
 
 def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
-    mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
+    mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards", "app")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
     assert set(setup_arguments["packages"]) == expected | {
         f"reluformers_{name}" for name in ("cli", "kernels", "native")

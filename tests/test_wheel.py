@@ -20,7 +20,7 @@ from pathlib import Path
 
 import reluformers
 from reluformers import ReLAViTForImageClassification, seq2seq_config, vision_config
-from reluformers.app import space_files
+from reluformers.publish.space import space_files
 from reluformers.publish.card import write_card
 
 place = Path(reluformers.__file__).parent

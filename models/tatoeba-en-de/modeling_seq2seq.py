@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
 
+import copy
 import math
 import threading
 from collections.abc import Callable
@@ -142,9 +143,15 @@ class CheckedGenerationMixin(GenerationMixin):
 
 @torch.no_grad()
 def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
-    """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree."""
-    config, was_training = model.config, model.training
-    length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
+    """Say in words how steps of `generate` differ from one pass of the model over their tokens; None if they agree.
+
+    A new model of at most two layers answers for `model`, in float32: what is asked is whether this code and the
+    installed transformers fit together, and in bfloat16 two right ways of computing may choose different tokens.
+    """
+    model = _build_like(model)
+    config = model.config
+    length = min(5, config.max_position_embeddings)
+    steps = min(4, config.max_position_embeddings)
     # Any tokens will do, because both ways get the same ones.
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
@@ -161,13 +168,12 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
         search = super(CheckedGenerationMixin, model).generate  # Calling the checked search here would never end.
         return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
-    model.eval()
     try:
         for cache in ({}, {"cache_implementation": "static", "disable_compile": True})[: 1 + use_cache]:
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
-            expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
-            error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()
-            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # The comparison is written so that a NaN fails it.
+            expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits
+            error = (torch.stack(greedy.logits, dim=1) - expected).abs().max() / expected.abs().max()
+            if not error <= torch.finfo(torch.float32).eps ** 0.5:  # The comparison is written so that a NaN fails it.
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
@@ -176,9 +182,18 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
             return "beam search gives other tokens with a cache than without"
     except Exception as error:
         return f"generate ends with {type(error).__name__}: {error}"
-    finally:
-        model.train(was_training)
     return None
+
+
+def _build_like(model: CheckedGenerationMixin) -> CheckedGenerationMixin:
+    config = copy.deepcopy(model.config)
+    config.encoder_layers = min(2, config.encoder_layers)
+    config.decoder_layers = min(2, config.decoder_layers)
+    with torch.random.fork_rng(devices=()):  # A user's seed gives the same numbers with the check and without.
+        torch.manual_seed(0)
+        smaller = type(model)(config)
+    smaller.generation_config = model.generation_config
+    return smaller.to(model.device, torch.float32).eval()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ Example:
 
 import argparse
 import sys
+from pathlib import Path
 
-from reluformers.app import FOLDER
+import reluformers.app
 from reluformers.app.app import add_arguments, open_page, read_arguments
 from reluformers.saved_models import check_is_one_model
 from reluformers.training.checkpoints import check_model
@@ -23,5 +24,5 @@ def run(options: argparse.Namespace) -> None:
     for folder in filter(None, (arguments.get("model"), arguments.get("compare"))):
         check_is_one_model(folder)
         check_model(folder)
-    sys.path.insert(0, str(FOLDER))
+    sys.path.insert(0, str(Path(reluformers.app.__file__).parent))
     open_page(**arguments)

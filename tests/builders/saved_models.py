@@ -5,11 +5,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, ViTImageProcessorPil
 
-import reluformers.app
 from reluformers import seq2seq_config, vision_config
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
-SPACE = Path(reluformers.app.__file__).parent
 TEXTS = [
     "A man in a blue hat is riding a horse on the beach.",
     "Two dogs run over green grass & a $5 bill lies there.",

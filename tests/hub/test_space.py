@@ -3,8 +3,7 @@
 import pytest
 
 from builders.hub_folders import REPO, client
-from reluformers.app import FILES
-from reluformers.publish.space import push_space
+from reluformers.publish.space import FILES, push_space
 
 
 def test_space_shows_this_release(hub):

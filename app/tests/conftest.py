@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from builders.pictures import picture
-from builders.saved_models import SPACE, save_classifier, save_translator
+from builders.saved_models import save_classifier, save_translator
+from reluformers.publish.space import SPACE
 
 sys.path.insert(0, str(SPACE))  # as Python does for `python app.py`
 import models

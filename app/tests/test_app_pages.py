@@ -14,8 +14,8 @@ from transformers import pipeline
 
 from builders.clean_processes import run_clean
 from builders.hub_folders import REPO
-from builders.saved_models import SPACE, TEXTS, save_translator
-from reluformers.app import space_files
+from builders.saved_models import TEXTS, save_translator
+from reluformers.publish.space import SPACE, space_files
 
 gr = pytest.importorskip("gradio")
 import pages  # noqa: E402

@@ -15,8 +15,9 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.browsers import CHROMIUM, DRIVER, open_browser
-from builders.saved_models import SPACE, TEXTS, save_translator
+from builders.saved_models import TEXTS, save_translator
 from reluformers.modeling.pipeline_translation import longest_translation
+from reluformers.publish.space import SPACE
 
 pytest.importorskip("gradio")
 pytest.importorskip("selenium.webdriver")
