@@ -133,7 +133,7 @@ class InterfaceAttention(AttentionVariant):
         Args:
             query: [batch, heads, query_len, head_dim].
             key, value: [batch, heads or fewer, key_len, head_dim].
-            attention_mask: what `make_mask` gave, or a mask of 4 dimensions, boolean or additive.
+            attention_mask: what `make_interface_mask` gave, or a mask of 4 dimensions, boolean or additive.
             scaling: a of dot products; None for 1/√d_h.
             dropout: share of dropped weights.
             is_causal: of queries without a mask; None for what the module says.
@@ -180,7 +180,7 @@ class InterfaceAttention(AttentionVariant):
         return output.unflatten(2, (query.shape[1], -1)), weights
 
 
-def make_mask(
+def make_interface_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -192,7 +192,7 @@ def make_mask(
     config: PreTrainedConfig | None = None,
     **others: Any,
 ) -> AttentionMask | Tensor:
-    """The mask function of every attention of ours: what the models of transformers ask for, as an `AttentionMask`.
+    """Make what models of transformers ask of their `AttentionMaskInterface`, as an `AttentionMask` where possible.
 
     Args:
         batch_size, q_length, kv_length: of the queries and the keys.
@@ -240,8 +240,24 @@ def make_mask(
             config=config,
             **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
+    return _mask_of_parts(parts, q_length, kv_length, q_offset, kv_offset, padding, device)
+
+
+def _mask_of_parts(
+    parts: list[tuple[str, dict[str, Any]]],
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    padding: Tensor | None,
+    device: torch.device,
+) -> AttentionMask:
+    """Intersect the masks that `_parts_of` found: the first and last key that each query sees."""
+    names = {name for name, _ in parts}
     positions = torch.arange(q_length, device=device) + q_offset
-    ahead, first_keys, last_keys = [], [], []
+    ahead = []
+    first_keys = []
+    last_keys = []
     for name, values in parts:
         if name == "causal":
             ahead.append(0)
@@ -485,4 +501,4 @@ def _wants_weights(keywords: dict[str, Any]) -> bool:
 def register(name: str, attention: InterfaceAttention) -> None:
     """Make an attention known to the models of this process by a name."""
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, make_mask)
+    AttentionMaskInterface.register(name, make_interface_mask)

@@ -10,7 +10,7 @@ good: the caller then computes what it asked for.
 
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, PassOptions
 from .dropout import dropout
-from .fused_attention import attention, factors_of_rows, rectified_attention
+from .fused_attention import factors_of_rows, fastest_attention, rectified_attention
 from .linear import is_quantized, quantize_int8
 from .norms import norm
 from .search import SearchMixin, explain_search
@@ -24,10 +24,10 @@ __all__ = [
     "SPARSE_DISTRIBUTIONS",
     "PassOptions",
     "SearchMixin",
-    "attention",
     "dropout",
     "explain_search",
     "factors_of_rows",
+    "fastest_attention",
     "is_quantized",
     "norm",
     "quantize_int8",

@@ -326,8 +326,8 @@ class Translator:
         )
         return self._keep(stack_of_c)
 
-    def prove(self, source: Tensor, mask: Tensor) -> None:
-        """Compare states and logits of one sentence with PyTorch's, once for each part of a model that is read anew.
+    def compare_with_pytorch(self, source: Tensor, mask: Tensor) -> None:
+        """Compare the compiled states and logits of one sentence with PyTorch's, once for each model that is read.
 
         Args:
             source: tokens [1, source length], or states of the encoder [1, source length, width].
@@ -370,7 +370,7 @@ class Translator:
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
         """Compute states of the encoder [*source.shape, width] in float32, with zeros where the mask is False."""
-        self.prove(source[:1], mask[:1])
+        self.compare_with_pytorch(source[:1], mask[:1])
         no_layers = native_decoder.Stack()
         search = self._begin(source, mask, decoder=ctypes.addressof(no_layers), beams=1, longest=1)
         search.keep(lengths=torch.zeros(search.parts, dtype=torch.long), is_done=mask.new_ones(len(source)))
@@ -424,7 +424,7 @@ class Translator:
             Unknown: shapes do not fit each other, a number is infinite or NaN, or the proof fails.
             ValueError: a sentence would have more tokens than there are positions.
         """
-        self.prove(source[:1], mask[:1])
+        self.compare_with_pytorch(source[:1], mask[:1])
         return self._search(source, mask, prompt, options)
 
     def _search(

@@ -335,14 +335,14 @@ def rectified_attention(
         divisor = counts if divisor is None else length_coefficient * counts
     result = None
     if query.is_floating_point():
-        result = attention(query, key, value, options, divisor, normalizer, may_write_out=False)
+        result = fastest_attention(query, key, value, options, divisor, normalizer, may_write_out=False)
     if result is None:
         raise ValueError("shapes, dtypes or devices of query, key, value, key_padding_mask or bounds do not fit")
     output, *statistics = result
     return (output, RowStatistics(*statistics)) if return_stats else output
 
 
-def attention(
+def fastest_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -352,7 +352,7 @@ def attention(
     divide_statistics: bool = True,
     may_write_out: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
-    """`rectified_attention` by the fastest computation, of what is checked and made before.
+    """Compute `rectified_attention` of arguments that are checked before, by the fastest code: C, Triton or blocks.
 
     Args:
         query, key, value: as there.

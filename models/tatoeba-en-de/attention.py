@@ -855,10 +855,10 @@ def fused_attention(
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # The entropy needs whole rows.
-            return softmax_attention(*arguments)
+            return attention_by_pytorch(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
-            return softmax_attention(*arguments)
+            return attention_by_pytorch(*arguments)
     # One query saves nothing but copies of keys, which several heads share or which lie in pages.
     elif (
         kernels is not None
@@ -894,7 +894,9 @@ def attention_by_kernels(
         dropout=formula.dropout,
         needed_statistics=statistics,
     )
-    result = kernels.attention(query, key, value, options, divisor, normalizer, formula.attention.has_late_statistics)
+    result = kernels.fastest_attention(
+        query, key, value, options, divisor, normalizer, formula.attention.has_late_statistics
+    )
     if result is None:
         return None
     output, row_sums, weighted_logs, _ = result
@@ -912,11 +914,11 @@ def attention_in_blocks(
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
-        of_part = formula
+        part_formula = formula
         # A bias of one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
-            of_part = replace(formula, bias=formula.bias[..., start:stop, :])
-        arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
+            part_formula = replace(formula, bias=formula.bias[..., start:stop, :])
+        arguments = (part_formula, part, key, value, mask.of_queries(start, stop), statistics)
         # Autograd would keep the weights of every block, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
@@ -924,41 +926,37 @@ def attention_in_blocks(
     return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
 
 
-def softmax_attention(
+def attention_by_pytorch(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's own kernels.
+    """Compute softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's `scaled_dot_product_attention`.
 
-    softmax1 has one more key of value 0, whose score is θ: exp(z) / (exp(θ) + Σ exp(z)). Where the library's kernels
-    cannot leave it out, it comes first, and a query before the others sees it alone: so causality stays causality.
+    softmax1 has one more key of value 0, whose score is θ: exp(z) / (exp(θ) + Σ exp(z)). The library's kernels leave
+    this sink key out where they can.
     """
-    key, value = repeat_heads(key, query), repeat_heads(value, query)
-    is_causal, rows = mask.is_triangle, None
+    key = repeat_heads(key, query)
+    value = repeat_heads(value, query)
+    is_causal = mask.is_triangle
     dense = None if is_causal else mask.dense
-    is_off_by_one, output = formula.attention.activation == "softmax1", None
     options = {"is_causal": is_causal, "scale": formula.scaling}
-    threshold = formula.current_threshold(mask, query) if is_off_by_one else 0.0
-    if is_off_by_one and kernels is not None:
-        output = kernels.softmax1(query, key, value, threshold, mask=dense, dropout=formula.dropout, **options)
-    is_padded = is_off_by_one and output is None
-    if is_padded:
-        threshold = torch.as_tensor(threshold, dtype=query.dtype, device=query.device)
-        last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
-        # One more channel has θ/a in the queries, 1 in the new key and 0 in the others, so that the new key's score is
-        # θ. With causality one more query goes in front, so that the mask stays a triangle.
-        query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
-        key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
-        key[:, :, 0, -1] = 1
-        value = functional.pad(value, (0, 1, 1, 0))
-        if dense is not None:
-            dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
-    if output is None:
+    output = None
+    if formula.attention.activation == "softmax":
         output = functional.scaled_dot_product_attention(query, key, value, dense, formula.dropout, **options)
-    if is_padded:
-        output = output[:, :, int(is_causal) :, :-1]
+    else:
+        threshold = formula.current_threshold(mask, query)
+        if kernels is not None:
+            output = kernels.softmax1(query, key, value, threshold, mask=dense, dropout=formula.dropout, **options)
+        if output is None:
+            threshold = torch.as_tensor(threshold, dtype=query.dtype, device=query.device)
+            states = with_sink_key(query, key, value, threshold / formula.scaling, is_causal)
+            if dense is not None:
+                dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
+            output = functional.scaled_dot_product_attention(*states, dense, formula.dropout, **options)
+            output = output[:, :, int(is_causal) :, :-1]
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
+    rows = None
     if statistics != "none":
         # Nothing has to be added up, because a row of softmax sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
@@ -967,6 +965,21 @@ def softmax_attention(
             row_sums = row_sums / divisor
         rows = RowStatistics(row_sums.squeeze(-1))
     return output.transpose(1, 2), None, rows
+
+
+def with_sink_key(
+    query: Tensor, key: Tensor, value: Tensor, product: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key of value 0 before the others, whose q·k is `product`; every state gets one more channel.
+
+    With causality one more query goes in front too. It sees the new key alone, so that the mask stays a triangle.
+    """
+    # The new channel holds `product` in the queries, 1 in the new key and 0 in the others.
+    last = product.expand(*query.shape[:-1], 1).to(query.dtype)
+    query = functional.pad(torch.cat([query, last], dim=-1), (0, 0, int(is_causal), 0))
+    key = functional.pad(key, (0, 1, 1, 0))
+    key[:, :, 0, -1] = 1
+    return query, key, functional.pad(value, (0, 1, 1, 0))
 
 
 def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:

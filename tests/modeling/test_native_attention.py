@@ -13,7 +13,7 @@ from builders.attention_calls import check_call, draw_call
 from builders.triton_inputs import compare, draw, draw_options, pass_options
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
-from reluformers_kernels.fused_attention import attention
+from reluformers_kernels.fused_attention import fastest_attention
 from reluformers_kernels.tensors import PagedTensor
 
 from .test_attention_matrix import draw_cases
@@ -148,7 +148,9 @@ def test_keys_in_pages_are_those_that_lie_side_by_side(query_len, activation, dt
     states = [PagedTensor(part, pages) for part in cache.chunk(2, dim=2)]
     gathered = [part.clone().nan_to_num() for part in states]
     with torch.no_grad():
-        paged, dense = (attention(query, *keys, options, may_write_out=False)[0] for keys in (states, gathered))
+        paged, dense = (
+            fastest_attention(query, *keys, options, may_write_out=False)[0] for keys in (states, gathered)
+        )
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(paged, dense, rtol=tolerance, atol=tolerance)
     for outside in (7, -1):
