@@ -29,7 +29,8 @@ class Lead:
     Args:
         loss: mean over seeds, nats.
         difference: how much lower it is than that of the row it is compared with; None of that row, or of one seed.
-        score: mean of BLEU or accuracy, as it is written; empty where the loss is the score.
+        score: mean of BLEU or accuracy, as it is written; empty where the loss is the score. If the row has a baseline
+            of its own, the baseline's score and an arrow come first.
         zeros: mean share of exactly zero weights.
         seeds: how many.
         standing: ahead, behind, level or open, in words.
@@ -64,6 +65,9 @@ def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
             own, _, other = row_name.partition(" over ")
             baseline = f"{own.rpartition(' ')[0]} {other}" if other else usual
             if lead := _lead(evidence, own, baseline):
+                if other:
+                    _, key, _ = _row_of(evidence, baseline)
+                    lead = replace(lead, score=f"{_score(evidence, key)} → {lead.score}")
                 leads.setdefault(laboratory, {})[attention] = lead
     return leads
 
@@ -75,18 +79,21 @@ def _lead(evidence: Evidence, row_name: str, baseline: str) -> Lead | None:
     zeros = evidence.values(key, "zeros")
     if not losses:
         return None
-    metric = task_named(evidence.of_row(key)[0].recipe["task"]).main_metric
-    score = ""
-    if metric != LOSS:
-        mean = fmean(evidence.values(key, metric))
-        score = f"{mean:.1f} BLEU" if metric == "bleu" else METRICS[metric].format(mean)
     rate = f"best of {tried} rates" if tried > 1 else ""
-    lead = Lead(fmean(losses), None, score, fmean(zeros) if zeros else 0.0, len(losses), rate=rate)
+    lead = Lead(fmean(losses), None, _score(evidence, key), fmean(zeros) if zeros else 0.0, len(losses), rate=rate)
     difference = None if key == other else evidence.difference(key, other, LOSS)
     if difference is None:
         return lead
     stands = standing(difference, table.margin * evidence.nats(other))
     return replace(lead, difference=difference, standing=stands, rate=rate or "at one rate")
+
+
+def _score(evidence: Evidence, key: str) -> str:
+    metric = task_named(evidence.of_row(key)[0].recipe["task"]).main_metric
+    if metric == LOSS:
+        return ""
+    mean = fmean(evidence.values(key, metric))
+    return f"{mean:.1f} BLEU" if metric == "bleu" else METRICS[metric].format(mean)
 
 
 def _row_of(evidence: Evidence, row_name: str) -> tuple[Table, str, int]:

@@ -11,6 +11,7 @@ from reluformers_research.commands.table import write_pages
 from reluformers_research.evidence import Evidence
 from reluformers_research.leads import find_leads, plot_leads
 from reluformers_research.page import tables_in
+from reluformers_research.report import TableReport
 from reluformers_research.tables import Table, list_tables, row_key
 from reluformers_research.tasks import TASKS, task_named
 
@@ -88,6 +89,19 @@ def test_leads_are_those_of_the_records(evidence, tmp_path):
     leads = find_leads(evidence)
     assert str(leads["Tatoeba en-de, 6 epochs"]["rela-g"]).startswith("one seed; 34.2 BLEU")
     assert plot_leads(leads, tmp_path / "leads.png").stat().st_size > 0
+
+
+def test_leads_in_bleu_in_the_words_are_those_of_the_records(evidence):
+    """The tables have no interval of BLEU."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, first, second in (
+        ("rela/t3", "en-fr/rela-g", "en-fr/softmax"),
+        ("rela/t3", "en-fr/reluformer", "en-fr/softmax"),
+        ("reluformer/t6", "128/reluformer", "128/softmax"),
+    ):
+        report = TableReport.of_records(Table.load(name), "small", evidence)
+        lead = report.difference_text(report.difference(first, second, "bleu"), "bleu")
+        assert lead in " ".join(page.split())
 
 
 @pytest.mark.slow
