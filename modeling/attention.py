@@ -234,7 +234,7 @@ def attention_in_blocks(
 def attention_by_pytorch(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Compute softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's `scaled_dot_product_attention`.
+    """Compute softmax, in which θ cancels, or softmax1 without statistics, by `scaled_dot_product_attention`.
 
     softmax1 has one more key of value 0, whose score is θ: exp(z) / (exp(θ) + Σ exp(z)). The library's kernels leave
     this sink key out where they can.
