@@ -12,8 +12,6 @@ from transformers import (
     AttentionMaskInterface,
     AutoModel,
     DataCollatorWithFlattening,
-    DynamicCache,
-    StaticCache,
 )
 from transformers.masking_utils import (
     and_masks,
@@ -142,7 +140,10 @@ WRITTEN = {
 }
 
 
-def outcome(name, attention, padding, dtype):
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4}
+
+
+def outcome(attention, name, padding, dtype):
     """Output and gradients of all parameters."""
     model = build(name, attention, dtype)
     batch = inputs(name, padding)
@@ -153,21 +154,20 @@ def outcome(name, attention, padding, dtype):
     return output.detach(), {key: part.grad for key, part in model.named_parameters() if part.grad is not None}
 
 
-COMPUTED = [
-    tuple(case.values()) for case in covering(name=tuple(MODELS), attention=tuple(WRITTEN)[:4], padding=PADDINGS)
-]
-COMPUTED += [(name, "exclusive_attention", PADDINGS[number % 3]) for number, name in enumerate(DECODERS)]
+CASES = {"name": tuple(MODELS), "padding": PADDINGS, "dtype": tuple(TOLERANCES)}
+COMPUTED = covering(attention=tuple(WRITTEN)[:4], **CASES)
+COMPUTED += covering(attention=("exclusive_attention",), **CASES | {"name": DECODERS})[::2]
 
 
-@pytest.mark.parametrize(("name", "attention", "padding"), COMPUTED)
-def test_a_model_computes_the_written_out_form(name, attention, padding):
-    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-4)):
-        output, gradients = outcome(name, attention, padding, dtype)
-        expected, expected_gradients = outcome(name, WRITTEN[attention], padding, dtype)
-        assert (output - expected).norm() <= tolerance * expected.norm()
-        assert gradients.keys() == expected_gradients.keys()
-        for key, gradient in gradients.items():
-            assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
+@pytest.mark.parametrize("case", COMPUTED, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_model_computes_the_written_out_form(case):
+    tolerance = TOLERANCES[case["dtype"]]
+    output, gradients = outcome(**case)
+    expected, expected_gradients = outcome(**{**case, "attention": WRITTEN[case["attention"]]})
+    assert (output - expected).norm() <= tolerance * expected.norm()
+    assert gradients.keys() == expected_gradients.keys()
+    for key, gradient in gradients.items():
+        assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
 
 
 PACKED = ["llama", "mistral", "gemma3", "bert", "roberta", "modernbert"]
@@ -236,23 +236,19 @@ def test_keys_that_a_sparse_attention_has_not_chosen_are_not_seen(model_type):
     torch.testing.assert_close(outputs["softmax_attention"], outputs["eager"])
 
 
+CACHES = ({}, {"cache_implementation": "static", "disable_compile": True})
 CACHED = [
-    tuple(case.values())
-    for case in covering(name=DECODERS, attention=tuple(WRITTEN)[:4], cache=(DynamicCache, StaticCache))
+    (name, tuple(WRITTEN)[number % 4], cache)
+    for number, (cache, name) in enumerate(itertools.product(CACHES, DECODERS))
 ]
-CACHED += [(name, "exclusive_attention", DynamicCache) for name in DECODERS]
+CACHED += [(name, "exclusive_attention", {}) for name in DECODERS[::3]]
 
 
 @pytest.mark.parametrize(("name", "attention", "cache"), CACHED)
 def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, cache):
-    model = build(name, attention)
-    batch = inputs(name, "left")
-    written = build(name, WRITTEN[attention])
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    kept = {} if cache is DynamicCache else {"cache_implementation": "static", "disable_compile": True}
-    assert torch.equal(
-        model.generate(**batch, **options, **kept), written.generate(**batch, **options, use_cache=False)
-    )
+    batch = {**inputs(name, "left"), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    expected = build(name, WRITTEN[attention]).generate(**batch, use_cache=False)
+    assert torch.equal(build(name, attention).generate(**batch, **cache), expected)
 
 
 def test_sinks_of_softmax():

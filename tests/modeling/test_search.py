@@ -2,19 +2,19 @@
 
 import copy
 import dataclasses
-import inspect
+import functools
+import itertools
 import logging
-from concurrent.futures import ThreadPoolExecutor
+import operator
 from unittest import mock
 
 import pytest
 import torch
-from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from builders.models import build_model
 from reluformers import quantize_int8
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import wu_length_penalty
@@ -37,30 +37,43 @@ def can_search(fields):
     return not BUILT or AttentionConfig.parse(fields).activation in native.decoder.ACTIVATIONS
 
 
-FIELDS = [
-    *({"attention": fields} for fields in VARIANTS.values() if can_search(fields)),
+SEARCHED = [fields for fields in VARIANTS.values() if can_search(fields)]
+FEED_FORWARDS = [
     *({"activation_function": name} for name in ("gelu", "gelu_pytorch_tanh", "silu", "glu", "bilinear", "reglu")),
     *({"activation_function": name} for name in ("drelu", "geglu")),
     {"activation_function": "softmax", "feed_forward_temperature": 2.0, "feed_forward_norm": "layer_norm"},
     {"activation_function": "swish", "swish_beta": 1.7},
     {"activation_function": "swiglu", "learned_swish_beta": True},
+]
+NORMS = [
     *({"norm_type": name, "norm_position": "pre"} for name in ("layer_norm", "rms_norm", "scale_norm", "none")),
     *({"norm_type": name, "norm_position": "post"} for name in ("rms_norm", "scale_norm")),
     {"embedding_norm": "fix_norm"},
     {"embedding_norm": "layer_norm", "scale_embedding": False},
+]
+EMBEDDINGS = [
     {"position_embedding_type": "learned", "position_offset": 2},
     {"position_embedding_type": "sinusoidal_marian", "ffn_bias": False, "attention_bias": False},
     {"embedding_bias": True, "tying": "none", "attention_output_bias": False},
     {"decoder_vocab_size": 49, "tying": "decoder"},
+    {},
 ]
 SIZES = [
     {},
     {"d_model": 30, "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_ffn_dim": 33},
     {"d_model": 96, "encoder_attention_heads": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 130},
 ]
+PARTS = zip(*map(itertools.cycle, (FEED_FORWARDS, NORMS, EMBEDDINGS, SIZES)), strict=True)
+# Each model has an attention of its own at each of its sites, and one of the other parts of every kind.
+FORMULAS = list(zip((SEARCHED[number : number + 3] for number in range(0, len(SEARCHED), 3)), PARTS, strict=False))
 
 
 def trained_like(preset="relu", **fields):
+    return copy.deepcopy(build_trained(preset, **fields))
+
+
+@functools.cache
+def build_trained(preset, **fields):
     """A model that ends every fifth prefix, so some sentences soon and others late."""
     model = build_model(preset, vocab_size=VOCABULARY, output_bias=True, **fields)
     generator = torch.Generator().manual_seed(5)
@@ -119,15 +132,12 @@ def check_left_to_transformers(model, batch, **options):
         return model.generate(**batch, **options)
 
 
-BEAMS_ARE_OF_SOURCES = "vocab_size" in inspect.signature(GenerationMixin._get_top_k_continuations).parameters
-
-
 @needs_code
 @pytest.mark.parametrize("name", BUILT)
 def test_every_instruction_set(name, monkeypatch):
     monkeypatch.setattr(native, "instruction_set", lambda: name)
     options = {"num_beams": 4, "max_new_tokens": 8, "num_return_sequences": 2}
-    for size in SIZES:
+    for size in SIZES[1:]:
         model = trained_like("rela-g", **size, activation_function="swiglu")
         batch = padded_sources(3)
         half = copy.deepcopy(model).bfloat16()
@@ -172,8 +182,7 @@ ONLY_FOR_BEAMS = {"early_stopping", "length_penalty", "num_return_sequences"}
 )
 def test_options_mean_the_same(options, beams):
     model = trained_like("rela-g")
-    for seed in range(2):
-        check_same(model, draw_sources(seed=seed), **{"num_beams": beams, "max_new_tokens": 14, **options})
+    check_same(model, draw_sources(), **{"num_beams": beams, "max_new_tokens": 14, **options})
 
 
 @needs_code
@@ -187,7 +196,7 @@ def test_the_penalty_of_the_papers_is_heard():
 def test_without_a_mask_and_after_many_tokens(beams):
     model = trained_like("qknorm", max_position_embeddings=200)
     batch = {"input_ids": draw_sources()["input_ids"][:2]}
-    check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
+    check_same(model, batch, num_beams=beams, max_new_tokens=80, eos_token_id=None)
 
 
 @needs_code
@@ -232,11 +241,6 @@ def with_hook(model):
 def with_forward_of_its_own(model):
     mlp = model.model.decoder.layers[0].mlp
     mlp.forward = lambda states: -type(mlp).forward(mlp, states)
-
-
-def with_parametrization(model):
-    layer = model.model.decoder.layers[0].mlp.fc1
-    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Hardtanh(-0.1, 0.1))
 
 
 def with_subclass(model):
@@ -328,34 +332,25 @@ def another_form(translator):
     _layers_of(translator.decoder)[0].cross.scale_form = 1
 
 
+def build_formula(attentions, parts):
+    sites = dict(zip(("encoder_attention", "decoder_attention", "cross_attention"), attentions, strict=False))
+    return build_trained.__wrapped__("softmax", **functools.reduce(operator.or_, parts, sites))
+
+
 @needs_code
-@pytest.mark.parametrize("number", range(len(FIELDS)), ids=lambda number: str(FIELDS[number])[:60])
-def test_every_formula_is_that_of_pytorch(number):
-    model = trained_like("softmax", **SIZES[number % len(SIZES)], **FIELDS[number])
+@pytest.mark.parametrize(("attentions", "parts"), FORMULAS, ids=lambda part: str(part)[:60])
+def test_every_formula_is_that_of_pytorch(attentions, parts):
     # transformers 5.17 takes the vocabulary of the sources for that of the targets, and ends in an error of shapes
-    has_fault = BEAMS_ARE_OF_SOURCES and "decoder_vocab_size" in FIELDS[number]
-    check_same(model, padded_sources(number), num_beams=1 if has_fault else 3, max_new_tokens=8)
+    beams = 1 if "decoder_vocab_size" in parts[2] else 3
+    check_same(build_formula(attentions, parts), padded_sources(), num_beams=beams, max_new_tokens=8)
 
 
 @needs_code
-@pytest.mark.parametrize("number", range(0, len(FIELDS), 4), ids=lambda number: str(FIELDS[number])[:60])
-def test_bfloat16_translates_as_float32_does_with_the_same_rounded_weights(number):
-    model = trained_like("softmax", **SIZES[number // 4 % len(SIZES)], **FIELDS[number]).to(torch.bfloat16)
-    check_same(model, padded_sources(number), copy.deepcopy(model).float(), max_new_tokens=8)
-
-
-@needs_code
-def test_several_python_threads_at_once():
-    model = trained_like("rela-g")
-    batches = [draw_sources(6, seed=seed) for seed in range(4)]
-    expected = [model.generate(**batch, num_beams=3, max_new_tokens=9) for batch in batches]
-
-    def translate(number):
-        return [model.generate(**batches[number], num_beams=3, max_new_tokens=9) for _ in range(10)]
-
-    with ThreadPoolExecutor(4) as pool:
-        for found, tokens in zip(pool.map(translate, range(4)), expected, strict=True):
-            assert all(torch.equal(part, tokens) for part in found)
+@pytest.mark.parametrize(("attentions", "parts"), FORMULAS, ids=lambda part: str(part)[:60])
+def test_bfloat16_translates_as_float32_does_with_the_same_rounded_weights(attentions, parts):
+    """Each attention at another site than in float32."""
+    model = build_formula([*attentions[1:], attentions[0]], parts).to(torch.bfloat16)
+    check_same(model, padded_sources(), copy.deepcopy(model).float(), max_new_tokens=8)
 
 
 @needs_code
@@ -371,11 +366,6 @@ def test_int8_is_near_float32(preset):
     assert (found == exact)[:, 1].double().mean() > 0.7
 
 
-def changed_in_place(model):
-    with torch.no_grad():
-        model.model.decoder.layers[0].mlp.fc1.weight.mul_(-1)
-
-
 def with_another_head(model):
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
@@ -384,14 +374,6 @@ def with_another_head(model):
 def with_other_words_forbidden(model):
     tokens = model.generate(**draw_sources(8), max_new_tokens=8)
     model.generation_config.suppress_tokens = [int(tokens[0, 1])]
-
-
-def with_head_dim(model):
-    model.model.decoder.layers[0].self_attn.head_dim = 8
-
-
-def with_another_width(model):
-    model.config.d_model = 64  # of the factor √d of embeddings
 
 
 def with_another_config_of_a_side(model):
@@ -403,16 +385,13 @@ def with_another_config_of_a_side(model):
 @pytest.mark.parametrize(
     "change",
     [
-        changed_in_place,
         with_other_memory,
         with_another_module,
         with_another_field,
         with_another_head,
         with_another_eps,
         with_other_words_forbidden,
-        with_another_width,
         with_another_config_of_a_side,
-        with_head_dim,
     ],
     ids=lambda change: change.__name__,
 )
@@ -420,7 +399,6 @@ def test_a_model_may_change_between_two_calls(change):
     model = trained_like("qknorm", tying="none", scale_embedding=True)
     batch = draw_sources(8)
     before = by_compiled_code(model, batch, max_new_tokens=8)
-    assert torch.equal(by_compiled_code(model, batch, max_new_tokens=8), before)
     change(model)
     expected = by_transformers(model, batch, max_new_tokens=8)
     assert torch.equal(model.generate(**batch, max_new_tokens=8), expected)
@@ -450,17 +428,7 @@ def with_processors_of_its_own(model):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        with_hook,
-        with_forward_of_its_own,
-        with_parametrization,
-        with_subclass,
-        pruned,
-        with_weight_as_attribute,
-        with_shortened_rows,
-        with_inputs_of_its_own,
-        with_processors_of_its_own,
-    ],
+    [with_hook, with_inputs_of_its_own, with_processors_of_its_own],
     ids=lambda change: change.__name__,
 )
 def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
@@ -489,10 +457,15 @@ def test_what_is_not_the_librarys_own_goes_on_in_pytorch(change):
         with_attention_by_name,
         in_training,
         by_columns,
+        with_forward_of_its_own,
+        with_subclass,
+        pruned,
+        with_weight_as_attribute,
+        with_shortened_rows,
     ],
     ids=lambda change: change.__name__,
 )
-def test_names_that_are_not_read_go_on_in_pytorch(change):
+def test_what_is_not_read_goes_on_in_pytorch(change):
     model = trained_like("reluformer")
     with torch.no_grad():
         decoder.Translator.of(model)
@@ -502,10 +475,7 @@ def test_names_that_are_not_read_go_on_in_pytorch(change):
 
 
 @needs_code
-def test_every_name_that_is_read_is_there_and_a_new_one_may_be_neutral(monkeypatch):
-    assert {field.name for field in dataclasses.fields(AttentionConfig)} >= set(decoder._ATTENTION_FIELDS.split())
-    own = {field.name for field in dataclasses.fields(Seq2SeqTransformerConfig)}
-    assert own >= set(decoder._CONFIG_FIELDS.split())
+def test_a_new_field_may_be_neutral(monkeypatch):
     monkeypatch.setitem(decoder._NEUTRAL_FIELDS, "temperature", 1.0)
     model = trained_like("reluformer")
     with_new_field(model)
@@ -533,6 +503,7 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
     "options",
     [
         {"do_sample": True},
+        {"do_sample": True, "num_beams": 1},
         {"return_dict_in_generate": True, "output_scores": True},
         {"logits_processor": LogitsProcessorList([Unknown()])},
         {"repetition_penalty": 1.5},
@@ -547,9 +518,8 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
     ],
     ids=lambda options: "-".join(options),
 )
-@greedy_and_beams
-def test_options_that_are_not_known_go_to_transformers(options, beams):
-    check_left_to_transformers(trained_like(), draw_sources(), **{"num_beams": beams, "max_new_tokens": 4, **options})
+def test_options_that_are_not_known_go_to_transformers(options):
+    check_left_to_transformers(trained_like(), draw_sources(), **{"num_beams": 3, "max_new_tokens": 4, **options})
 
 
 @greedy_and_beams
@@ -603,19 +573,15 @@ def test_what_is_not_there_is_refused(error, options):
 
 @pytest.mark.parametrize("saved", [{}, {"max_length": 30}, {"max_new_tokens": 30}])
 @pytest.mark.parametrize("asked", [{"max_new_tokens": 4}, {"max_length": 5}])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}])
-def test_the_length_that_is_asked_for_holds(saved, asked, options):
-    model = build_model("relu")
+@greedy_and_beams
+def test_the_length_that_is_asked_for_holds(saved, asked, beams):
+    model = trained_like()
     model.generation_config.update(**saved, eos_token_id=None)
-    assert model.generate(**draw_sources(), eos_token_id=None, **asked, **options).shape[1] == 5
-
-
-def wrong_head_count(translator):
-    translator.decoder.heads = 1
+    assert model.generate(**draw_sources(), eos_token_id=None, **asked, num_beams=beams).shape[1] == 5
 
 
 @needs_code
-@pytest.mark.parametrize("fault", [wrong_gain, another_form, wrong_head_count], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [wrong_gain, another_form], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_model_proves_itself_before_it_translates(fault, dtype, caplog, monkeypatch):
     """Whatever the reader gets wrong, PyTorch's states and logits tell, once and for good."""
@@ -667,14 +633,14 @@ def test_rows_that_do_not_fit_are_left_to_transformers(rows, beams):
 
 
 @needs_code
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
-    ("name", "precision"),
+    ("name", "precision", "value"),
     [
-        ("lm_head.weight", "float32"),
-        ("model.encoder.layers.0.self_attn.q_proj.weight", "float32"),
-        *(("lm_head.bias", precision) for precision in ("float32", "int8")),
-        ("model.decoder.layers.1.mlp_norm.weight", "int8"),
+        ("lm_head.weight", "float32", torch.inf),
+        ("model.encoder.layers.0.self_attn.q_proj.weight", "float32", torch.nan),
+        ("lm_head.bias", "float32", torch.nan),
+        ("lm_head.bias", "int8", torch.inf),
+        ("model.decoder.layers.1.mlp_norm.weight", "int8", torch.nan),
     ],
 )
 def test_infinity_and_nan_go_to_pytorch(name, precision, value):
