@@ -55,7 +55,7 @@ def draw_cases(name: str) -> list[dict]:
     if name == "triton":
         activations = ELEMENTWISE
         dtypes = (torch.float32, torch.float16)
-        sizes = {"lengths": ((1, 5), (17, 40), (33, 17)), "widths": ((8, 8), (33, 33)), "threads": (1,)}
+        sizes = {"lengths": ((1, 5), (5, 33), (17, 18)), "widths": ((8, 8), (33, 33)), "threads": (1,)}
         sizes |= {"causal_offset": ("none", 0, 7, -3, -(2**31)), "heads": ((2, 1), (1, 3))}
     elif name == "blocks":
         activations = (*ELEMENTWISE, "relu")
@@ -84,7 +84,12 @@ def name_of(case: dict) -> str:
 
 @pytest.mark.parametrize(
     ("computed_by", "case"),
-    [pytest.param(name, case, id=f"{name}-{name_of(case)}") for name in COMPUTATIONS for case in draw_cases(name)],
+    [
+        pytest.param(name, case, id=f"{name}-{name_of(case)}")
+        for name in COMPUTATIONS
+        # The other instruction sets are the same code for vectors of other lengths.
+        for case in draw_cases(name)[:: 2 if name in BUILT[1:] else 1]
+    ],
 )
 def test_call(computed_by, case, monkeypatch, threads):
     compute_by(computed_by, monkeypatch)
@@ -149,7 +154,7 @@ VARIANTS = {
 }
 MODULES = {
     "attention": tuple(VARIANTS),
-    "computed_by": ("eager", *COMPUTATIONS, "blocks", "no library"),
+    "computed_by": tuple(dict.fromkeys(("eager", *COMPUTATIONS, "blocks", "no library"))),
     "site": ("self", "causal", "window", "cross", "ready mask"),
     "padding": ("none", "right", "left", "all"),
     "dtype": (torch.float64, *WIDE),  # exact values and gradients are those of float64

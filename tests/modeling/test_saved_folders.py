@@ -138,7 +138,7 @@ def without_code(monkeypatch):
 @pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize(
     ("number", "count"),
-    [(number, 3) if number % 2 else pytest.param(number, 30, marks=pytest.mark.slow) for number in range(len(CASES))],
+    [(number, 2) if number % 2 else pytest.param(number, 30, marks=pytest.mark.slow) for number in range(len(CASES))],
 )
 def test_a_folder_computes_what_the_model_did_or_opening_reports_what_it_lacks(number, count, tmp_path):
     draw = random.Random(number)

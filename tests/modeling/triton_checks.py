@@ -43,7 +43,7 @@ def test_dropout_is_the_same_in_every_tile(monkeypatch):
     compute_by("triton", monkeypatch)
     states = draw_weights("triton")
     (kept,) = draw_kept(states, 5)
-    for queries, keys in ((32, 16), (16, 32), (16, 64), (16, 128)):
+    for queries, keys in ((32, 16), (16, 128)):
         monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", (queries, keys, 4, 1))
         torch.testing.assert_close(draw_kept(states, 5)[0] > 0, kept > 0)
 
