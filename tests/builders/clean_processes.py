@@ -41,6 +41,7 @@ for line in sys.stdin:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
     os.chdir(request["folder"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a question to the user is not for the next request to answer
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv[1:], code = request["arguments"], 0
