@@ -13,10 +13,10 @@ from kernel_interface import flash_functions
 from transformers import AutoModelForCausalLM
 from transformers.integrations import hub_kernels
 
-from any_model.test_by_name import build, inputs, real_part
+from any_model.test_by_name import build, logits
+from builders.attention_calls import naive
 from reluformers.attentions import ATTENTIONS
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.modeling.attention import AttentionFormula, AttentionMask, eager_attention
 from reluformers_kernels import compiled
 
 native = pytest.importorskip("reluformers_native")
@@ -89,29 +89,22 @@ def give_package(monkeypatch, folder: Path, name: str) -> None:
 
 def test_from_pretrained_takes_a_function_by_the_id_of_the_repository(repository, monkeypatch, tmp_path):
     give_package(monkeypatch, repository, "_test_repository_by_id")
-    model, batch = build("llama", "entmax15_attention"), inputs("llama")
+    model = build("llama", "entmax15_attention")
     model.save_pretrained(tmp_path)
     name = f"owner/name@v{native.INTERFACE}:entmax15_attention"
     opened = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name, allow_all_kernels=True).eval()
     assert opened.config._attn_implementation == name
-    found, expected = (real_part(one(**batch).logits, batch) for one in (opened, model))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(opened), logits(model), rtol=1e-3, atol=1e-3)
 
 
-def reference(name, query, key, value, causal, window):
-    """One text [length, heads, width], written out, its last query at its last key."""
-    places = torch.arange(len(query))[:, None] + len(key) - len(query)
-    keys = torch.arange(len(key))
-    seen = torch.ones(len(query), len(key), dtype=torch.bool)
-    if causal:
-        seen &= keys <= places
+def written_out(name, query, key, value, causal, window):
+    """One text [length, heads, width], its last query at its last key."""
+    places = torch.arange(len(query))[None] + len(key) - len(query)
+    options = {**vars(AttentionConfig.parse(ATTENTIONS[name])), "is_causal": causal}
     if window >= 0:
-        seen &= keys >= places - window
-        seen &= keys <= places + window
-    mask = AttentionMask(len(query), len(key), query.device, given=seen[None, None])
-    formula = AttentionFormula(AttentionConfig.parse(ATTENTIONS[name]), query.shape[-1] ** -0.5)
-    states = (part.transpose(0, 1)[None] for part in (query, key, value))
-    return eager_attention(formula, *states, mask, "none")[0][0]
+        options |= {"first_keys": places - window, "last_keys": places + window}
+    output, _ = naive(*(part.transpose(0, 1)[None] for part in (query, key, value)), options)
+    return output[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize("name", IN_REPOSITORY)
@@ -126,14 +119,14 @@ def test_packed_texts_are_attended_one_by_one(name, causal, window):
     options = {"causal": causal, "window_size": (window, window)}
     found = flash_of_texts(query, key, value, *starts, 9, 9, **options)
     texts = zip(query.split(lengths), key.split(key_lengths), value.split(key_lengths), strict=True)
-    expected = torch.cat([reference(name, *text, causal, window) for text in texts])
+    expected = torch.cat([written_out(name, *text, causal, window) for text in texts])
     torch.testing.assert_close(found, expected)
     weights = torch.randn(18, 4, 8)
     grads = [torch.autograd.grad((one * weights).sum(), (query, key, value)) for one in (found, expected)]
     torch.testing.assert_close(*grads)
 
     rows = [part.detach()[:18].unflatten(0, (2, 9)) for part in (query, key, value)]
-    expected = torch.stack([reference(name, *row, causal, window) for row in zip(*rows, strict=True)])
+    expected = torch.stack([written_out(name, *row, causal, window) for row in zip(*rows, strict=True)])
     torch.testing.assert_close(flash(*rows, **options), expected)
 
 
@@ -149,9 +142,8 @@ def test_programs_that_ask_for_flash_take_a_repository_of_one_attention(kind, na
     names = {"attn_implementation": f"{kind}/reluformers-flash-{name}@v6", "allow_all_kernels": True}
     opened = type(model).from_pretrained(tmp_path / "model", **names).eval()
     for padding in ("left", "right", "none"):
-        batch = inputs(kind, padding)
-        found, expected = (real_part(one(**batch).logits, batch) for one in (opened, model))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        outputs = [logits(one, kind, padding) for one in (opened, model)]
+        torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
     packed = {
         "input_ids": torch.arange(3, 19)[None],
         "position_ids": torch.tensor([[*range(7), *range(4), *range(5)]]),
@@ -160,13 +152,6 @@ def test_programs_that_ask_for_flash_take_a_repository_of_one_attention(kind, na
     keywords = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 7, "max_length_k": 7}
     found, expected = (one(**packed, **keywords).logits for one in (opened, model))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    if kind == "llama":
-        from any_model.test_continuous_batching import BATCHES, PROMPTS, SETTINGS, new_tokens  # may skip
-
-        options = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}
-        outputs = opened.generate_batch(PROMPTS, progress_bar=False, **options)
-        found = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
-        assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS}
 
 
 def test_sinks_are_refused():

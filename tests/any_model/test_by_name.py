@@ -125,6 +125,16 @@ def real_part(output, batch):
     return output[keep.bool()] if keep is not None and keep.shape == output.shape[:2] else output
 
 
+def logits(model, name="llama", padding="left"):
+    """Of the tokens that are no padding."""
+    batch = inputs(name, padding)
+    return real_part(model(**batch).logits, batch).detach()
+
+
+def exchanged(attention="relu-vit", name="llama"):
+    return exchange_attention(build(name, "eager"), attention)
+
+
 register_written_out("written_relu", length_exponent=1.0)
 register_written_out("written_relu_sum", normalizer="sum")
 register_written_out("written_reluformer", length_exponent=0.5, length_coefficient=0.5**0.5)
@@ -258,23 +268,19 @@ def test_sinks_of_softmax():
     model = transformers.GptOssForCausalLM._from_config(config, attn_implementation="eager").eval()
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
-    batch = inputs("llama")
-    expected = model(**batch).logits
+    expected = logits(model)
     model.set_attn_implementation("softmax_attention")
-    torch.testing.assert_close(
-        real_part(model(**batch).logits, batch), real_part(expected, batch), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     model.set_attn_implementation("relu_attention")
     with pytest.raises(ValueError, match="sinks"):
-        model(**batch)
+        logits(model)
 
 
 def test_phi_of_ones_own():
-    batch = inputs("llama")
     register_attention("squared_attention", lambda scores: torch.relu(scores) ** 2, length_exponent=1.0)
     register_written_out("written_relu2", phi="relu2", length_exponent=1.0)
-    outputs = [build("llama", kind)(**batch).logits for kind in ("squared_attention", "written_relu2")]
-    torch.testing.assert_close(*(real_part(part, batch) for part in outputs), rtol=1e-4, atol=1e-4)
+    outputs = [logits(build("llama", kind)) for kind in ("squared_attention", "written_relu2")]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
 
 
 def test_masks_of_both_sides_and_causality_in_any_order():

@@ -12,15 +12,10 @@ from reluformers.conversion.exchanged_fit import fit_attention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
-from .test_by_name import LLAMA, MODELS, build, inputs, real_part
+from .test_by_name import LLAMA, MODELS, build, exchanged, inputs, logits
 
 # models whose positions are computed, not saved: `build` has drawn them anew
 SAVED = [name for name in MODELS if name != "marian"]
-
-
-def logits(model, name):
-    batch = inputs(name)
-    return real_part(model(**batch).logits, batch).detach()
 
 
 @pytest.mark.parametrize(("name", "preset"), list(zip(SAVED, itertools.cycle(["rela-g", "qknorm"]), strict=False)))
@@ -28,34 +23,34 @@ def test_an_exchanged_model_is_saved_and_taken_back(name, preset, tmp_path):
     model = build(name, "eager")
     before = logits(model, name)
     assert exchange_attention(model, preset) is model
-    exchanged = logits(model, name)
-    assert not torch.allclose(exchanged, before, atol=1e-3)
+    changed = logits(model, name)
+    assert not torch.allclose(changed, before, atol=1e-3)
     model.save_pretrained(tmp_path / "whole")
     auto = {"llama": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}.get(name, ExchangedModel)
     again = auto.from_pretrained(tmp_path / "whole").eval()
-    assert torch.equal(logits(again, name), exchanged)
+    assert torch.equal(logits(again, name), changed)
     assert isinstance(again, type(build(name, "eager")))
     save_adapter(model, tmp_path / "adapter")
     restore_attention(model)
     assert torch.equal(logits(model, name), before)
     assert type(model).__name__ == MODELS[name][0]
     load_adapter(model, tmp_path / "adapter")
-    assert torch.equal(logits(model, name), exchanged)
+    assert torch.equal(logits(model, name), changed)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "modernbert", "vit", "whisper", "t5"])
-def test_without_parameters_it_is_the_attention_by_name(name):
-    exchanged = exchange_attention(build(name, "eager"), "relu-vit")
-    torch.testing.assert_close(logits(exchanged, name), logits(build(name, "relu_attention"), name))
+@pytest.mark.parametrize("name", ["llama", "gemma3", "opt", "modernbert", "vit", "whisper", "t5"])
+def test_it_starts_as_the_attention_by_name(name):
+    for attention, same in (("relu-vit", "relu_attention"), ({"learned_scale": True}, "softmax_attention")):
+        outputs = [logits(model, name) for model in (exchanged(attention, name), build(name, same))]
+        torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_with_scalars_of_its_own_computes_where_its_weights_are_fetched():
-    model = exchange_attention(build("llama", "eager"), "qknorm").eval()
-    batch = inputs("llama")
-    expected = logits(model, "llama")
+    model = exchanged("qknorm").eval()
+    expected = logits(model)
     cpu_offload(model, execution_device="cpu")
     with torch.no_grad():
-        assert torch.equal(real_part(model(**batch).logits, batch), expected)
+        assert torch.equal(logits(model), expected)
 
 
 def test_decoders_are_exclusive_where_they_are_named():
@@ -68,8 +63,7 @@ def test_decoders_are_exclusive_where_they_are_named():
 
 
 def test_some_sites_keep_softmax():
-    model = build("bart", "eager")
-    exchange_attention(model, "relu-vit", sites=["model.decoder.layers.*.encoder_attn"])
+    model = exchange_attention(build("bart", "eager"), "relu-vit", sites=["model.decoder.layers.*.encoder_attn"])
     added = [name for name, _ in model.named_modules() if name.endswith(SUBMODULE)]
     assert added == [f"model.decoder.layers.{layer}.encoder_attn.{SUBMODULE}" for layer in range(2)]
     weights = model(**inputs("bart"), output_attentions=True)
@@ -96,7 +90,7 @@ def test_sites_that_cannot_be_exchanged_are_refused(name, attention, sites):
     "attention", ["rela-g", "qknorm", {"activation": "relu", "learned_threshold": True, "threshold": 0.5}], ids=str
 )
 def test_parameters_of_another_attention_that_is_asked_for_start_as_its_configuration_says(attention, tmp_path):
-    exchange_attention(build("llama", "eager"), "reluformer").save_pretrained(tmp_path)
+    exchanged("reluformer").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attention=attention)
     parts = [part for part in model.modules() if isinstance(part, InterfaceAttention)]
     assert parts
@@ -109,7 +103,7 @@ def test_parameters_of_another_attention_that_is_asked_for_start_as_its_configur
 
 
 def test_the_trainer_trains_and_saves_it(tmp_path):
-    model = exchange_attention(build("llama", "eager"), "qknorm")
+    model = exchanged("qknorm")
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (8, 9))]
     arguments = TrainingArguments(tmp_path, max_steps=2, learning_rate=0.05, save_steps=2, report_to=[])
     before = {name: part.clone() for name, part in model.named_parameters() if SUBMODULE in name}
@@ -118,7 +112,7 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
     assert before
     assert all((after[name] != part).any() for name, part in before.items())
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
-    assert torch.equal(logits(again.eval(), "llama"), logits(model.eval(), "llama"))
+    assert torch.equal(logits(again.eval()), logits(model.eval()))
     assert list((tmp_path / "checkpoint-2").glob("*.py"))
     model.save_pretrained(tmp_path / "of another process", False)
     assert not list((tmp_path / "of another process").glob("*"))
@@ -134,7 +128,7 @@ def test_the_trainer_trains_and_saves_it(tmp_path):
     ],
 )
 def test_a_fit_brings_the_outputs_nearer_to_softmax(name, attention):
-    model = exchange_attention(build(name, "eager"), attention)
+    model = exchanged(attention, name)
     batch = inputs(name, "none")
     wanted = logits(build(name, "softmax_attention"), name)
     before = (logits(model, name) - wanted).norm()

@@ -7,11 +7,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, pipeline
 
 from builders.models import build_model
-from reluformers import exchange_attention
 from reluformers.saved_models import load_config, load_model
 from reluformers_cli import main
 
-from .test_by_name import build
+from .test_by_name import build, exchanged
 from .test_never_softmax import llava
 
 KERNELS = ["owner/kernel", "kernels-community/flash-attn2:run", "paged|owner/kernel@main"]
@@ -66,7 +65,7 @@ def test_no_kernel_of_another_kind_of_folder_is_fetched(kind, tmp_path, fetched)
         build_model().save_pretrained(tmp_path)
     elif kind == "exchanged":
         path.insert(0, "base")
-        exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path)
+        exchanged().save_pretrained(tmp_path)
     else:
         auto, path = AutoModelForImageTextToText, {"part": ["text_config", *path], "part by name": [*path, ""]}[kind]
         llava(attn_implementation={"vision_config": "relu_attention"}).save_pretrained(tmp_path)
