@@ -18,8 +18,6 @@ WIDTH = 10
 HEADS = 2
 LENGTH = 7
 CPU = torch.device("cpu")
-few_presets = pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluformer", "rela-g"])
-all_backends = pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
 REAL = torch.arange(LENGTH) >= torch.tensor([[0], [2]])  # the second sequence is padded on the left
 CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() & REAL[:, None, None]
 
@@ -33,7 +31,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@few_presets
+@pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluformer", "rela-g"])
 def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
     """Not the rounding, which an output norm would make as large as any output."""
     module = build({"preset": preset, "exclusive_output": True}, bias=False).to(dtype)
@@ -52,7 +50,7 @@ def test_dropout_leaves_the_returned_weights_alone():
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # nn.RMSNorm, which then computes the same unfused
-@all_backends
+@pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_autocast_is_finite_and_near(preset, backend):
     module = build(preset).float().train()

@@ -9,28 +9,17 @@ from reluformers_kernels import dropout as find_dropped
 from reluformers_kernels.dropout import keep_factors
 
 
-def by_sixteen_bits(shape, probability, dtype=torch.float32):
-    return keep_factors(torch.empty(shape, dtype=dtype), probability)
-
-
-def of_ones(shape, probability, dtype=torch.float32):
-    return apply_dropout(torch.ones(shape, dtype=dtype), probability)
-
-
-BOTH = pytest.mark.parametrize("draw", [by_sixteen_bits, of_ones])
-
-
 def test_nothing_is_dropped_outside_of_training():
     states = torch.randn(5)
     assert apply_dropout(states, 0.5, training=False) is states
     assert apply_dropout(states, 0.0) is states
 
 
-@BOTH
+@pytest.mark.parametrize("draw", [apply_dropout, keep_factors])
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_share_scale_and_independence(draw, probability, dtype):
-    factors = draw((1000, 501), probability, dtype)
+    factors = draw(torch.ones(1000, 501, dtype=dtype), probability)
     assert factors.dtype == dtype
     assert factors.shape == (1000, 501)
     is_kept = factors != 0
@@ -60,12 +49,11 @@ def test_gradients_of_gradients_many_gradients_and_directions():
     assert torch.func.vmap(lambda row: apply_dropout(row, 0.25), randomness="different")(states).shape == (40, 50)
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_traced_code_drops_the_same_share(probability):
+def test_traced_code_drops_the_same_share():
     torch.manual_seed(0)
     compiled = torch.compile(apply_dropout, backend="eager", fullgraph=True)
-    output = compiled(torch.ones(400, 500), probability)
-    assert abs((output == 0).double().mean().item() - probability) < 0.01
+    output = compiled(torch.ones(400, 500), 0.1)
+    assert abs((output == 0).double().mean().item() - 0.1) < 0.01
 
 
 @pytest.mark.parametrize("draw", [apply_dropout, find_dropped, keep_factors])
