@@ -9,6 +9,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false"
 )
 
+import gc
 import ipaddress
 import logging
 import re
@@ -21,6 +22,12 @@ from transformers import set_seed
 torch.set_num_threads(1)
 # also fills new memory with NaN, which shows whoever reads it before writing
 torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def pytest_collection_finish():
+    """Leave what the imports made out of later collections of garbage, which every end of a training asks for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

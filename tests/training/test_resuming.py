@@ -13,7 +13,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from builders.translation_runs import assert_same_weights, check_resuming, make_recipe, training_logs
+from builders.translation_runs import (
+    assert_same_weights,
+    check_resuming,
+    copy_as_interrupted,
+    make_recipe,
+    training_logs,
+)
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.run import check_same_run
 from reluformers.translation import run as translation_run
@@ -22,19 +28,19 @@ from reluformers.translation.trainer import TranslationTrainer
 
 PLATEAU = {
     "eval_on_start": True,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
     "schedule": "warmup_then_plateau",
     "lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0},
+    "max_tokens": 200,
+    "save_strategy": "steps",
+    "save_steps": 1,
 }
-ACCUMULATED = {"schedule": "noam", "gradient_accumulation_steps": 2}
 
 
 @pytest.fixture(scope="module")
 def finished(files, tmp_path_factory):
     """A finished run of 2 epochs, its folder and results."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    return folder, train_translation(make_recipe(files), folder)
+    return folder, train_translation(make_recipe(files, average_last=2), folder)
 
 
 def without_time(results: dict) -> dict:
@@ -42,48 +48,21 @@ def without_time(results: dict) -> dict:
     return {name: value for name, value in results.items() if name != "training_seconds"}
 
 
-@pytest.mark.parametrize("options", [PLATEAU, ACCUMULATED], ids=["plateau", "accumulated"])
-def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
-    options = {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "warmup_steps": 1,
-        "max_tokens": 200,
-        "num_train_epochs": 1.5,
-        **options,
-    }
-    whole, resumed = check_resuming(train_translation, make_recipe(files, **options), tmp_path)
+def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path):
+    """A stop at the end of an epoch loses neither its score, on which the rate depends, nor its line of the log."""
+    options = PLATEAU | {"eval_strategy": "epoch", "logging_strategy": "epoch", "warmup_steps": 1}
+    recipe = make_recipe(files, gradient_accumulation_steps=2, **options)
+    whole, resumed = check_resuming(train_translation, recipe, tmp_path, step=3)
     results = [json.loads((folder / "results.json").read_text()) for folder in (whole, resumed)]
     assert results[1].keys() == without_time(results[0]).keys()
-
-
-def test_an_evaluation_due_at_a_checkpoint_is_saved_with_it(files, tmp_path):
-    """A stop at the end of an epoch loses neither its score, on which the rate depends, nor its line of the log."""
-    options = PLATEAU | {"eval_on_start": False, "eval_strategy": "epoch", "logging_strategy": "epoch"}
-    options |= {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1}
-    options |= {"lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0, "factor": 0.1}}
-    whole, resumed = check_resuming(train_translation, make_recipe(files, **options), tmp_path, step=3)
     state = json.loads((whole / "checkpoint-3" / "trainer_state.json").read_text())
     assert state["epoch"] == 1
-    assert [entry["step"] for entry in state["log_history"] if "eval_bleu" in entry] == [3]
-    scores = [torch.load(folder / "checkpoint-9" / "scheduler.pt")["scores"] for folder in (whole, resumed)]
-    assert scores[0] == scores[1]
-    assert len(scores[0]) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"learning_rate": 1e-3}, "training.learning_rate"),
-        ({}, "model.d_model"),
-    ],
-)
-def test_another_training_is_refused_by_name(files, finished, options, key):
-    before, recipe = (finished[0] / "recipe.yaml").read_bytes(), make_recipe(files, **options)
-    recipe.model["d_model"] = 16 if options else 32
-    with pytest.raises(ValueError, match=key):
-        train_translation(recipe, finished[0], resume="last")
-    assert (finished[0] / "recipe.yaml").read_bytes() == before
+    assert [entry["step"] for entry in state["log_history"] if "eval_bleu" in entry] == [0, 3]
+    within = copy_as_interrupted(whole, tmp_path / "within", step=2)
+    train_translation(recipe, within, resume="last")
+    assert_same_weights(whole, within)
+    for folder in (whole, resumed, within):
+        assert len(torch.load(folder / "checkpoint-6" / "scheduler.pt")["scores"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +71,6 @@ def test_another_training_is_refused_by_name(files, finished, options, key):
         ("data.train (rows)", "train", lambda lines: lines[:-1]),
         ("data.train (sha256)", "train", lambda lines: lines[::-1]),
         ("data.validation (sha256)", "validation", lambda lines: [lines[-1], *lines[:-1]]),
-        (None, "train", lambda lines: lines),  # the same rows under other names are the same data
     ],
 )
 def test_other_data_are_refused_by_name(files, finished, tmp_path, named, split, change):
@@ -100,12 +78,10 @@ def test_other_data_are_refused_by_name(files, finished, tmp_path, named, split,
     for side, path in sides.items():
         path.write_text("\n".join(change(Path(files[split][side]).read_text().splitlines())) + "\n")
     recipe = make_recipe(files | {split: {side: str(path) for side, path in sides.items()}})
-    run = shutil.copytree(finished[0], tmp_path / "run")
-    if named is None:
-        assert train_translation(recipe, run, resume="last") == without_time(finished[1])
-    else:
-        with pytest.raises(ValueError, match=re.escape(named)):
-            train_translation(recipe, run, resume="last")
+    before = (finished[0] / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=re.escape(named)):
+        train_translation(recipe, finished[0], resume="last")
+    assert (finished[0] / "recipe.yaml").read_bytes() == before
 
 
 def test_what_may_change_takes_effect(files, finished, tmp_path):
@@ -122,7 +98,7 @@ def test_what_may_change_takes_effect(files, finished, tmp_path):
         train_translation(make_recipe(files), tmp_path / "run", resume="last")
 
 
-def test_other_versions_are_said_and_another_number_of_processes_is_refused(files, finished, tmp_path, caplog):
+def test_other_versions_are_said_and_another_training_is_refused(files, finished, caplog):
     checkpoint = finished[0] / "checkpoint-6"
     now = check_checkpoint(checkpoint)
     owner = type(make_recipe(files)).arguments_class
@@ -130,8 +106,16 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     assert not caplog.text
     check_same_run(checkpoint, {**now, "versions": {**now["versions"], "torch": "1.0"}}, owner)
     assert str(now["versions"]) in caplog.text
-    with pytest.raises(ValueError, match="but 2 is asked for"):
-        check_same_run(checkpoint, {**now, "processes": 2}, owner)
+    rate, width = copy.deepcopy(now["recipe"]), copy.deepcopy(now["recipe"])
+    rate["training"]["learning_rate"] = 1e-3
+    width["model"]["d_model"] = 32
+    for change, named in (
+        ({"processes": 2}, "but 2 is asked for"),
+        ({"recipe": rate}, "training.learning_rate"),
+        ({"recipe": width}, "model.d_model"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            check_same_run(checkpoint, now | change, owner)
 
 
 def test_a_folder_is_neither_written_over_nor_resumed_without_a_whole_checkpoint(files, finished, tmp_path):
@@ -142,26 +126,26 @@ def test_a_folder_is_neither_written_over_nor_resumed_without_a_whole_checkpoint
             checkpoint_to_resume(tmp_path, wrong)
 
 
-ENDED_BY_SCHEDULE = PLATEAU | {"eval_steps": 1, "lr_scheduler_kwargs": {"min_lr": 1.0}}
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [({"max_steps": 3, "average_last": 2}, 3), (ENDED_BY_SCHEDULE, 1)],
-    ids=["average", "schedule"],
-)
-def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch, options, steps):
-    options = {"max_steps": 9, "save_strategy": "steps", "save_steps": 1, "max_tokens": 200} | options
-    first = train_translation(make_recipe(files, **options), tmp_path / "run")
-    assert first["steps"] == steps
-    shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path)
-    # left behind by a longer run
-    shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-9")
-    (tmp_path / "run" / "checkpoint-9" / "optimizer.pt").unlink()
+def test_a_finished_run_is_not_trained_on(files, finished, tmp_path, monkeypatch):
+    """The same rows under other names are the same data."""
     monkeypatch.setattr(TranslationTrainer, "training_step", None)
-    again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
-    assert again == without_time(first)
-    assert_same_weights(tmp_path, tmp_path / "run")
+    run = shutil.copytree(finished[0], tmp_path / "run")
+    # left behind by a longer run
+    shutil.copytree(run / "checkpoint-3", run / "checkpoint-9")
+    (run / "checkpoint-9" / "optimizer.pt").unlink()
+    renamed = {side: shutil.copy(path, tmp_path) for side, path in files["train"].items()}
+    recipe = make_recipe(files | {"train": renamed}, average_last=2)
+    assert train_translation(recipe, run, resume="last") == without_time(finished[1])
+    assert_same_weights(finished[0], run)
+
+
+def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkeypatch):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "lr_scheduler_kwargs": {"min_lr": 1.0}}
+    recipe = make_recipe(files, **PLATEAU | options)
+    first = train_translation(recipe, tmp_path)
+    assert first["steps"] == 1
+    monkeypatch.setattr(TranslationTrainer, "training_step", None)
+    assert train_translation(recipe, tmp_path, resume="last") == without_time(first)
 
 
 def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_path, monkeypatch):
