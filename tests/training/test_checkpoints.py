@@ -54,16 +54,11 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def zero_tail(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
 
 
-DAMAGES = {"flipped bit": flip, "zeroed tail": zero_tail, "cut short": cut, "missing": Path.unlink}
+DAMAGES = {"flipped bit": flip, "cut short": cut, "missing": Path.unlink}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -126,30 +121,29 @@ def test_everything_is_on_the_disk_before_a_checkpoint_counts(tmp_path, monkeypa
     assert {path.stat().st_ino for path in (tmp_path, folder, folder / MANIFEST_FILE)} <= synced
 
 
-@pytest.mark.parametrize("part", ["weights", "state", "manifest"])
-def test_a_stop_while_saving_leaves_no_checkpoint(files, tmp_path, monkeypatch, part):
-    """As a kill would, at three places; nothing of the unfinished one is taken for a checkpoint."""
+def test_a_stop_while_saving_leaves_no_checkpoint(files, tmp_path, monkeypatch):
+    """As kills would, at three points; nothing of the unfinished one is taken for a checkpoint."""
 
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    place = {
-        "weights": (trainer.Trainer, "_save_optimizer_and_scheduler"),
-        "state": (trainer, "complete_checkpoint"),
-        "manifest": (checkpoints, "write_text"),
-    }[part]
     recipe = make_recipe(files, max_steps=2, **EACH_STEP)
-    with monkeypatch.context() as patch:
-        patch.setattr(*place, stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_translation(recipe, tmp_path / "run")
     unfinished = tmp_path / "run" / "checkpoint-1"
-    assert (unfinished / "model.safetensors").is_file()
-    assert not checkpoints_of(tmp_path / "run")
-    assert checkpoint_to_resume(tmp_path / "run", "auto") is None
-    for use in (checkpoints.check_model, check_checkpoint, lambda folder: checkpoint_to_resume(tmp_path, folder)):
-        with pytest.raises(ValueError, match="checkpoint-1"):
-            use(unfinished)
+    for point in (
+        (trainer.Trainer, "_save_optimizer_and_scheduler"),
+        (trainer, "complete_checkpoint"),
+        (checkpoints, "write_text"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*point, stop)
+            with pytest.raises(KeyboardInterrupt):
+                train_translation(recipe, tmp_path / "run")
+        assert (unfinished / "model.safetensors").is_file()
+        assert not checkpoints_of(tmp_path / "run")
+        assert checkpoint_to_resume(tmp_path / "run", "auto") is None
+        for use in (checkpoints.check_model, check_checkpoint, lambda folder: checkpoint_to_resume(tmp_path, folder)):
+            with pytest.raises(ValueError, match="checkpoint-1"):
+                use(unfinished)
     assert train_translation(recipe, tmp_path / "run")["steps"] == 2
     assert not list((tmp_path / "run").rglob(UNFINISHED_FILE))
     assert len(checkpoints_of(tmp_path / "run")) == 2
@@ -194,15 +188,14 @@ def test_a_damaged_checkpoint_is_not_averaged(files, run):
         train_translation(make(files, average_last=2), run, resume="last")
 
 
-@pytest.mark.parametrize(("linked", "resume"), [("checkpoint-2", "big/checkpoint-2"), ("", "auto")])
-def test_a_run_goes_on_from_a_link(files, whole, run, tmp_path, linked, resume):
+def test_a_run_goes_on_from_a_link(files, whole, run, tmp_path):
     """What was moved to a bigger disk, with a link left behind."""
     for step in (3, 4):
         shutil.rmtree(run / f"checkpoint-{step}")
     (tmp_path / "big").mkdir()
-    place = run / linked
-    place.symlink_to(os.path.relpath(shutil.move(place, tmp_path / "big" / place.name), place.parent))
-    train_translation(make(files), run, resume=tmp_path / resume if "/" in resume else resume)
+    moved = shutil.move(run / "checkpoint-2", tmp_path / "big" / "checkpoint-2")
+    (run / "checkpoint-2").symlink_to(os.path.relpath(moved, run))
+    train_translation(make(files), run, resume=moved)
     assert_same_weights(whole, run)
     assert [step_of(folder) for folder in checkpoints_of(run)] == [1, 2, 3, 4]
     for folder in checkpoints_of(run):

@@ -9,7 +9,6 @@ from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
 from builders.translation_runs import check_resuming, make_recipe, training_logs, write_toy_files
 from reluformers.images import run as image_run
 from reluformers.images.recipe import ImageRecipe
-from reluformers.images.run import train_image_classification
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.translation import run as translation_run
 from reluformers.translation.recipe import TranslationRecipe
@@ -160,18 +159,15 @@ def test_checkpointed_layers_have_the_same_gradient(starts, tmp_path):
 
 
 EVERYTHING = {"distillation": 0.5, "attention_distillation": 0.5}
-RUNS = [("translation", {"gradient_accumulation_steps": 2}), ("images", {})]
 
 
-@pytest.mark.parametrize(("task", "training"), RUNS, ids=["accumulated", "images"])
-def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, training):
-    preset = "reluformer" if task == "translation" else "relu-vit"
-    recipe = recipe_of(starts, task, {**training, "max_steps": 4}, preset=preset, **{TASKS[task]: 0.1}, **EVERYTHING)
-    train = train_translation if task == "translation" else train_image_classification
-    whole, _ = check_resuming(train, recipe, tmp_path)
+def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path):
+    training = {"gradient_accumulation_steps": 2, "max_steps": 3}
+    recipe = recipe_of(starts, "translation", training, preset="reluformer", dropout=0.1, **EVERYTHING)
+    whole, _ = check_resuming(train_translation, recipe, tmp_path)
     assert all({"distillation_loss", "attention_loss"} <= entry.keys() for entry in training_logs(whole))
     # A checkpoint opens like that of a model that was trained alone.
-    _, report = AUTO_CLASSES[task].from_pretrained(whole / "checkpoint-2", output_loading_info=True)
+    _, report = AutoModelForSeq2SeqLM.from_pretrained(whole / "checkpoint-2", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 

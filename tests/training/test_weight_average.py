@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from builders.image_runs import make_image_recipe, write_images
-from builders.translation_runs import check_resuming, training_logs
+from builders.translation_runs import check_resuming
 from reluformers.images.run import train_image_classification
 from reluformers.training.averaging import WEIGHT_AVERAGE_FILE
 
@@ -56,17 +56,17 @@ def test_evaluations_are_of_the_average(finished):
     assert len(set(losses)) == 4
 
 
-@pytest.mark.parametrize("options", [{"dataloader_num_workers": 1}, {"gradient_accumulation_steps": 2, "bf16": True}])
-def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
+def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path):
     recipe = make_image_recipe(
         files,
         model={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2},
         augmentation={"crop": "pad", "padding": 2, "flip": True, "mixup": 0.2},
-        max_steps=-1,
-        num_train_epochs=1.5,
+        max_steps=4,
+        save_strategy="steps",
+        save_steps=2,
         ema_decay=DECAY,
-        **EACH_STEP,
-        **options,
+        dataloader_num_workers=1,
+        gradient_accumulation_steps=2,
+        bf16=True,
     )
-    whole, _ = check_resuming(train_image_classification, recipe, tmp_path)
-    assert len(training_logs(whole)) > 3
+    check_resuming(train_image_classification, recipe, tmp_path)
