@@ -1,7 +1,7 @@
 """A folder is opened as strangers will, before it is pushed."""
 
 import json
-from functools import cache
+import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -13,16 +13,12 @@ from reluformers.publish.folder_check import check_folder
 from reluformers.publish.release import CHECK_FILE
 
 
-def test_code_gets_no_token_and_is_refused_if_it_computes_something_else(folder, tmp_path, monkeypatch):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/token").write_text("hf_secret")
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_OWN", "TORCH_home"):
-        monkeypatch.setenv(name, "hf_secret")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home/token"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path / "home")
-    seen = tmp_path / "seen.json"
+@pytest.fixture(scope="module")
+def stranger(saved, tmp_path_factory):
+    """What code that spies and computes something else saw, the answer of its process, and why it was refused."""
+    place, answers = tmp_path_factory.mktemp("stranger"), []
+    (place / "token").write_text("hf_secret")
+    folder = shutil.copytree(saved, place / "run")
     path = folder / "modeling_seq2seq.py"
     path.write_text(
         path.read_text().replace("math.sqrt(config.d_model)", "config.d_model")
@@ -30,14 +26,32 @@ def test_code_gets_no_token_and_is_refused_if_it_computes_something_else(folder,
 import json, os, pathlib, huggingface_hub
 places = [pathlib.Path("token").exists(), pathlib.Path("~/token").expanduser().exists()]
 found = [dict(os.environ), places, huggingface_hub.get_token()]
-pathlib.Path({str(seen)!r}).write_text(json.dumps(found))
+pathlib.Path({str(place / "seen.json")!r}).write_text(json.dumps(found))
 """
     )
-    with pytest.raises(ValueError, match="computes other logits than reluformers"):
-        check_folder(folder)
-    environment, places, token = json.loads(seen.read_text())
+
+    def ask(*arguments):
+        answers.append(answer_in_clean_process(*arguments))
+        return answers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_OWN", "TORCH_home"):
+            patch.setenv(name, "hf_secret")
+        patch.setenv("HF_HOME", str(place))
+        patch.setenv("HF_TOKEN_PATH", str(place / "token"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.chdir(place)
+        patch.setattr(check, "answer_in_clean_process", ask)
+        with pytest.raises(ValueError, match="computes other logits than reluformers"):
+            check_folder(folder)
+    return place, answers[0]
+
+
+def test_code_gets_no_token_and_is_refused_if_it_computes_something_else(stranger):
+    place, _ = stranger
+    environment, places, token = json.loads((place / "seen.json").read_text())
     assert "hf_secret" not in environment.values()
-    assert str(tmp_path / "home") not in json.dumps(environment)
+    assert str(place) not in json.dumps(environment)
     assert environment["OMP_NUM_THREADS"] == "1"
     assert (places, token) == ([False, False], None)
 
@@ -48,14 +62,8 @@ def edit_answers(folder, change) -> None:
     (folder / CHECK_FILE).write_text(json.dumps(content))
 
 
-@pytest.fixture
-def answered_once(monkeypatch):
-    """Lets the first clean process of a test answer for the others, which take seconds."""
-    monkeypatch.setattr(check, "answer_in_clean_process", cache(lambda task, folder, data: ask(task, folder, data)))
-    ask = answer_in_clean_process
-
-
-def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
+def test_answers_are_stored_and_come_out_again(folder, capsys, stranger, monkeypatch):
+    monkeypatch.setattr(check, "answer_in_clean_process", lambda *arguments: stranger[1] | {"difference": 0.0})
     run_command("check", folder, "--write")
     answers = json.loads((folder / CHECK_FILE).read_text())["answers"]
     assert len(answers) == 4
