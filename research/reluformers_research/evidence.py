@@ -28,8 +28,14 @@ class Evidence:
 
     def __init__(self, records: Sequence[RunRecord]):
         self._rows: dict[str, list[RunRecord]] = defaultdict(list)
+        keys: dict[str, str] = {}
         for record in sorted(records, key=lambda record: record.seed):
-            self._rows[row_key(record.to_recipe())].append(record)
+            # Seeds of a row share its key, because checking a recipe takes milliseconds.
+            recipe = {**record.recipe, "training": record.recipe["training"] | {"seed": None}}
+            text = json.dumps(recipe, sort_keys=True)
+            if text not in keys:
+                keys[text] = row_key(record.to_recipe())
+            self._rows[keys[text]].append(record)
         scored = {
             key: next((record for record in rows if record.evaluation), None) for key, rows in self._rows.items()
         }

@@ -8,11 +8,10 @@ import pytest
 from datasets import load_dataset
 
 from reluformers_research.commands.table import write_pages
-from reluformers_research.evidence import Evidence
 from reluformers_research.leads import find_leads, plot_leads
 from reluformers_research.page import tables_in
 from reluformers_research.report import TableReport
-from reluformers_research.tables import Table, list_tables, row_key
+from reluformers_research.tables import Table, row_key
 from reluformers_research.tasks import TASKS, task_named
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,20 +22,13 @@ TABLES = [table for page in PAGES for table in tables_in(page.read_text(encoding
 _BLOCK = re.compile(r"<!-- (table|leads|counts).*?<!-- end of \1 -->", re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    return Evidence.load(RECORDS)
+pytestmark = pytest.mark.xdist_group("records")
 
 
-def test_every_record_is_of_a_row_that_the_page_shows(evidence):
-    keys = {
-        row_key(table.recipe(setting, row, 1)): row.name
-        for name, setting in TABLES
-        for table in [Table.load(name)]
-        for row in table.rows_of(setting)
-    }
+def test_every_record_is_of_a_row_that_the_page_shows(evidence, recipes):
+    keys = {row_key(recipe) for (table, setting, _), recipe in recipes.items() if (table, setting) in TABLES}
     assert evidence
-    assert set(evidence.rows()) <= keys.keys()
+    assert set(evidence.rows()) <= keys
     for record in (record for key in evidence.rows() for record in evidence.of_row(key)):
         if record.evaluation is not None:
             for metric, counts in record.counts.items():
@@ -50,17 +42,14 @@ def test_every_record_is_of_a_row_that_the_page_shows(evidence):
             assert not commit.endswith("+"), "a run of code that was not committed"
 
 
-def test_the_records_are_a_dataset_that_names_their_rows(evidence, tmp_path):
+def test_the_records_are_a_dataset_that_names_their_rows(evidence, recipes, tmp_path):
     """As the card's `configs` have it; files that git keeps in one piece."""
     splits = {}
     for config in ("default", "causal"):
         splits |= load_dataset(str(RECORDS), config, cache_dir=str(tmp_path))
     rows = defaultdict(list)
-    for table in map(Table.load, list_tables()):
-        for setting in table.settings:
-            for row in table.rows_of(setting):
-                key = row_key(table.recipe(setting, row, 1))
-                rows[key].append({"table": table.name, "setting": setting, "row": row.name})
+    for (table, setting, row), recipe in recipes.items():
+        rows[row_key(recipe)].append({"table": table, "setting": setting, "row": row})
     named = {
         row["name"]: row["tables"] for split in splits.values() for row in split.select_columns(["name", "tables"])
     }
@@ -85,6 +74,7 @@ def test_leads_in_the_words_are_those_of_the_tables(page):
     assert said - {"0.035", "0.043", "0.056", "0.021", "0.087", "0.028", "0.014", "0.026"} <= shown
 
 
+@pytest.mark.slow
 def test_leads_are_those_of_the_records(evidence, tmp_path):
     leads = find_leads(evidence)
     assert str(leads["Tatoeba en-de, 6 epochs"]["rela-g"]).startswith("one seed; 34.2 BLEU")

@@ -1,30 +1,23 @@
 """Verdicts by the published records: learning rates, margins of schedules, and where a lead stands."""
 
-from pathlib import Path
-
 import pytest
 
-from reluformers_research.evidence import Evidence
 from reluformers_research.report import AS_SMALL, AT_ONE_RATE, HOLDS, NOT_THERE, TableReport, standing
 from reluformers_research.statistics import Difference
-from reluformers_research.tables import Table
+from reluformers_research.tables import Table, row_key
+
+pytestmark = pytest.mark.xdist_group("records")
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    return Evidence.load(Path(__file__).resolve().parents[2] / "records")
-
-
-def verdicts(evidence, table, setting="small"):
+def by_loss(report):
     """Text of a claim → its verdict by the loss."""
-    report = TableReport.of_records(Table.load(table), setting, evidence)
     return {claim.text: by_measure["loss"] for claim, by_measure in report.verdicts.items() if "loss" in by_measure}
 
 
 def test_a_pattern_is_the_row_of_the_best_rate(evidence):
     report = TableReport.of_records(Table.load("open/learning_rate"), "small", evidence)
     assert report.row_of("*/softmax/0").row.name == "x0.5/softmax/0"
-    by_claim = verdicts(evidence, "open/learning_rate")
+    by_claim = by_loss(report)
     assert by_claim["*/relu/1.5 > */softmax/0"].verdict == HOLDS
     assert "x0.5/softmax/0 is best of 3, at their edge" in by_claim["*/relu/1.5 > */softmax/0"].notes
     assert by_claim["x1/relu/1.5 > x1/relu/1"].verdict == AT_ONE_RATE
@@ -37,20 +30,22 @@ def test_two_rates_are_too_few(evidence):
     assert report.verdicts[claim]["loss"].difference is None
 
 
-def test_the_margin_is_of_the_schedule(evidence):
+@pytest.mark.parametrize(
+    ("name", "margin"),
+    [("rela/t3", 0.0211), ("reluformer/t2", 0.0425), ("reluformer/t4", 0.0352), ("reluformer/t6", 0.0352)],
+)
+def test_the_margin_is_of_the_schedule(evidence, name, margin):
     """Nats that half a BLEU goes with over the rows of each; two rows take those of the largest schedule."""
-    for table, setting, margin in (
-        ("rela/t3", "small", 0.0211),
-        ("reluformer/t2", "small", 0.0425),
-        ("reluformer/t4", "small", 0.0352),
-        ("reluformer/t6", "small", 0.0352),
-    ):
-        assert next(iter(verdicts(evidence, table, setting).values())).margin == pytest.approx(margin, abs=5e-5)
+    table = Table.load(name)
+    row = table.rows_of("small")[0]
+    nats = evidence.nats(row_key(table.recipe("small", row, 1)))
+    assert table.margin * nats == pytest.approx(margin, abs=5e-5)
 
 
 def test_a_small_lead_of_a_paper_is_no_refutation(evidence):
-    assert verdicts(evidence, "qknorm/t5")["p90 < p97.5"].verdict == AS_SMALL  # 0.35 BLEU in the paper
-    assert verdicts(evidence, "qknorm/t5")["p75 < p97.5"].verdict == NOT_THERE  # 0.66
+    by_claim = by_loss(TableReport.of_records(Table.load("qknorm/t5"), "small", evidence))
+    assert by_claim["p90 < p97.5"].verdict == AS_SMALL  # 0.35 BLEU in the paper
+    assert by_claim["p75 < p97.5"].verdict == NOT_THERE  # 0.66
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from reluformers_research.tables import RECIPES, Claim, Table, list_tables, row_
 TABLES = list_tables()
 
 
+@pytest.mark.xdist_group("records")
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_of_models_and_its_claims_are_of_their_rows(name):
+def test_a_table_is_of_models_and_its_claims_are_of_their_rows(name, recipes):
     table = Table.load(name)
     assert f"#   reluformers table {name}" in (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").split("\n\n")[0]
     homes = []
     for setting in table.settings:
         keys, rows = [], table.rows_of(setting)
         for row in rows:
-            recipe = table.recipe(setting, row, 1)
-            recipe.model_config()
+            recipe = recipes[name, setting, row.name]
             recipe.training_arguments("runs/row")
             keys.append(row_key(recipe))
             assert table.baseline_of(row.name) in table.rows
