@@ -18,6 +18,23 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = "Vienna or Rome: Friday, March 7, 2025, 9:30 PM; 12 kilometers"
 # what CLDR says for it
 ANSWER = "Wien oder Rom: Freitag, 7. März 2025, 21:30; 12 Kilometer"
+# Hides from the library, not from others, what the Python of Windows does not have.
+AS_ON_WINDOWS = """
+import atexit, builtins, select, selectors, subprocess, sys
+
+find = builtins.__import__
+
+def find_on_windows(name, globals=None, *rest, **more):
+    importer = (globals or {}).get("__name__") or ""
+    if importer.startswith("reluformers") and name in {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}:
+        raise ModuleNotFoundError(f"{importer} imports {name}")
+    return find(name, globals, *rest, **more)
+
+builtins.__import__ = find_on_windows
+del select.poll
+slow = {"datasets", "evaluate", "matplotlib", "pandas", "sacrebleu"}
+atexit.register(lambda: print(*slow & {*sys.modules}, end=""))  # what takes seconds to import
+"""
 
 
 def readme_code(kind: str, containing: str) -> str:
@@ -25,12 +42,13 @@ def readme_code(kind: str, containing: str) -> str:
     return code
 
 
-def test_the_first_command_of_the_readme_prints_what_the_readme_says():
+def test_the_first_command_of_the_readme_prints_what_the_readme_says(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(AS_ON_WINDOWS)
     text = re.search(r'make translate TEXT="(.*)"', readme_code("bash", "make translate"))[1]
     command = re.search(
         r"^translate:.*\n\t@\$\(VENV\)/bin/python (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )[1]
-    environment = {**os.environ, "TEXT": text, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "TEXT": text, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tmp_path)}
     process = subprocess.run(
         ["sh", "-c", f"'{sys.executable}' {command.replace('$$', '$')}"],
         **{"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": False},

@@ -12,39 +12,11 @@ from reluformers_kernels import PassOptions, computation
 
 ROOT = Path(__file__).parents[1]
 
-# Hides from the library, not from others, what the Python of Windows does not have.
-WITHOUT_POSIX = """
-import builtins, select, sys
-
-find = builtins.__import__
-
-def find_on_windows(name, globals=None, *rest, **more):
-    importer = (globals or {}).get("__name__") or ""
-    if importer.startswith("reluformers") and name in {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}:
-        raise ModuleNotFoundError(f"{importer} imports {name}")
-    return find(name, globals, *rest, **more)
-
-builtins.__import__ = find_on_windows
-from reluformers_cli import main
-import selectors, subprocess
-del select.poll
-main(sys.argv[1:])
-assert not {"datasets", "evaluate", "matplotlib", "pandas", "sacrebleu"} & {*sys.modules}  # which take seconds
-"""
-
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *arguments], env={**os.environ, **environment}, cwd=ROOT, capture_output=True, check=False
     )
-
-
-def test_nothing_is_needed_that_windows_lacks(tmp_path):
-    (tmp_path / "in.txt").write_text("Two dogs.\n\n", encoding="utf-8")
-    done = run("-c", WITHOUT_POSIX, "translate", tmp_path / "in.txt", "--output", tmp_path / "out.txt")
-    assert done.returncode == 0, done.stderr.decode()
-    assert (tmp_path / "out.txt").read_bytes() == b"Zwei Hunde.\n\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
 @pytest.mark.slow
