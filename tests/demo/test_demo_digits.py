@@ -8,17 +8,21 @@ import pytest
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
-from demo.digits import COPIES, classify_in_clean_process, first_digit, write_digits
+from demo import digits
+from demo.digits import classify_in_clean_process, first_digit, write_digits
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
 from reluformers.images.recipe import ImageRecipe
 
 ROOT = Path(__file__).parents[2]
+COPIES = 2  # of the demo's 15, which take seconds to draw
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits") / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "COPIES", COPIES)
+        return write_digits(tmp_path_factory.mktemp("digits") / "data")
 
 
 def test_every_digit_is_in_one_split(files):
