@@ -20,29 +20,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 6  # Callers ask for it; it counts up when the arguments of the functions below change.
-LAYOUT = 9  # It numbers the structures here and in decoder.py, and counts up with that of attention.c.
-VARIABLE = "RELUFORMERS_NATIVE"  # Its value is an instruction set, or "off".
-# A set needs these capabilities of `torch.cpu.get_capabilities`. The fastest comes first: the first usable one wins.
+# Callers ask for the interface number, which counts up when arguments of this module's functions change.
+INTERFACE = 6
+LAYOUT = 9  # The layout number of the structures in C counts up with `layout` of attention.c when a field changes.
+VARIABLE = "RELUFORMERS_NATIVE"  # The environment variable holds an instruction set, or "off".
+# Each instruction set needs these capabilities of `torch.cpu.get_capabilities`. The fastest comes first: the first
+# usable one wins.
 INSTRUCTION_SETS = {
     "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
     "avx2": ("avx2", "fma3"),
-    "bf16": ("bf16", "dot"),  # This one and the next are ARM's.
+    "bf16": ("bf16", "dot"),  # The sets `bf16` and `dotprod` are for ARM.
     "dotprod": ("dot",),
     "generic": (),
 }
-BY_NAME = "amx"  # Only `VARIABLE` chooses it, because it was tested in emulation and never timed.
+BY_NAME = "amx"  # AMX is chosen by the environment variable alone, because it was tested in emulation and never timed.
 INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_bf16")
-# The order is that of vectors.h, because C gets an index.
+# The activations have the order of vectors.h, because C gets an index.
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
-_ROWS_OF_A_TASK = 256  # Where a head is split, a task has so many rows or more.
+_ROWS_OF_A_TASK = 256  # A head is split into tasks of at least this many rows.
 _TASKS_OF_A_THREAD = 8
-_MOST_LANES = 16  # So many numbers fit into the widest vector.
-_DROPPED_ROW = 4096  # attention.c has the same number.
-# These are numbers of each row of queries.
+_MOST_LANES = 16  # The widest vector of a CPU, of 512 bits, holds 16 float32 numbers.
+_DROPPED_ROW = 4096  # Dropout takes a tensor as rows of 4,096 numbers, as attention.c does.
+# The statistics of attention have a number for each row of queries.
 _STATISTICS = (
     "found_thresholds",
     "row_sums",
@@ -51,7 +53,8 @@ _STATISTICS = (
     "grad_row_sums",
     "grad_weighted_logs",
 )
-_SCRATCH_OF = {  # Each function that needs scratch memory has another that says how much a part needs.
+# Each function in C that needs scratch memory has another that says how much a part of the work needs.
+_SCRATCH_OF = {
     "forward": "forward_scratch",
     "backward": "backward_scratch",
     "norm_backward": "norm_scratch",
@@ -113,7 +116,8 @@ class Structure(ctypes.Structure):
             dtype, count = self.MEMORY[name]
             if dtype is None:
                 dtype = torch.bfloat16 if self.is_bfloat16 else torch.float32
-            # An alias: the memory must live on if another thread gives the parameter other memory.
+            # The tensor is an alias of a parameter, whose memory must live on if another thread gives the parameter
+            # other memory.
             tensor = tensor.detach().contiguous()
             if tensor.dtype != dtype or not tensor.is_cpu or tensor.numel() < count(self):
                 raise ValueError(f"{name} is {_describe(tensor)}, but must be {count(self)} of {dtype} on the CPU")
@@ -179,7 +183,7 @@ class _Call(Structure):
         """What both passes need."""
         batch, heads, key_len, width = key.shape
         query_len = query.shape[2]
-        groups = max(1, query.shape[1] // max(1, heads))  # So many heads of queries share one of keys.
+        groups = max(1, query.shape[1] // max(1, heads))  # `groups` heads of queries share each head of keys.
         if value.shape[:3] != key.shape[:3] or query.shape != (batch, heads * groups, query_len, width):
             raise ValueError(f"shapes of states do not fit: {[list(states.shape) for states in (query, key, value)]}")
         call = cls(
@@ -354,11 +358,12 @@ def backward(
     batch, heads, query_len, head_dim = query.shape
     call = _Call.of(query, key, value, options)
     splits = call.splits = _splits(call, key.shape[2])
-    # Gradients of queries are sums over the tasks of a head, which need float32.
+    # Gradients of queries are sums over the tasks of a head, and such sums need float32.
     dtype = query.dtype if splits == 1 else torch.float32
     grad_query = query.new_empty(splits, batch, query_len, heads, head_dim, dtype=dtype)
     grad_key, grad_value = (_empty_states(states, states.shape[3]) for states in (key, value))
-    if options.key_padding_mask is not None:  # Hidden keys and values are never read.
+    # C never reads hidden keys and values, so their gradients are set to 0 first.
+    if options.key_padding_mask is not None:
         grad_key.zero_()
         grad_value.zero_()
     groups = call.rows_per_position
@@ -457,7 +462,7 @@ def _is_built(name: str) -> bool:
     """Whether there is compiled code that knows these structures: an older build may lie beside newer sources."""
     try:
         layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
-    except OSError:  # The file was built for another machine, or cut short.
+    except OSError:  # A compiled file does not open if it was built for another machine, or cut short.
         return False
     return layout is not None and layout() == LAYOUT
 

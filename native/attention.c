@@ -16,14 +16,15 @@
 // numbers below 2^-126 count as 0. A CPU with AMX multiplies tiles of 16 rows of 16 such words.
 #include "vectors.h"
 
-// The sums of ROWS × VECTORS vectors fill the registers, of which AVX-512 and ARM have 32 and others 16.
+// A tile of a product keeps ROWS × VECTORS vectors of sums in registers, of which AVX-512 and ARM have 32 and other
+// CPUs 16.
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
 #define VECTORS 4
 #else
 #define VECTORS 2
 #endif
 
-// Tests define EMULATED_TILES to run the code for pairs and tiles on a CPU without them.
+// Tests define EMULATED_TILES to run the code for pairs of bfloat16 and tiles of AMX on a CPU without them.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(EMULATED_TILES)
 #define HAS_PAIRS 1
 #else
@@ -37,65 +38,72 @@
 
 enum {
   ROWS = 6,
-  TILE = 16,  // AMX fixes this number of rows, and of words in a row.
+  TILE = 16,  // AMX fixes the number of rows of a tile, and of words in a row.
   PANEL = LANES * VECTORS,
   QUERIES = 96,  // A block of QUERIES × KEYS weights and its operands stay in the cache of a core.
   KEYS = 128,
-  THRESHOLDS = HAS_TILES ? TILE : 2 * ROWS,  // Solving for θ holds the scores of this many rows for all keys.
+  THRESHOLDS = HAS_TILES ? TILE : 2 * ROWS,  // The solver for θ holds THRESHOLDS rows of scores.
 };
 
-// Below this share of nonzero weights, skipping zeros is faster than multiplying all. With pairs it gains little.
+// If the share of nonzero attention weights is below SPARSE_SHARE, skipping zeros is faster than multiplying all
+// weights. For products of bfloat16 pairs it would gain little.
 #define SPARSE_SHARE 0.33
-// The backward pass needs more zeros to gain, because its sums for keys do not stay in registers.
+// The backward pass gains from skipping zeros only below a smaller share of nonzero weights, because its sums for keys
+// do not stay in registers.
 #define SPARSE_SHARE_BACKWARD 0.22
 
 typedef struct {
   void *data;
-  int64_t batch, head, row;  // These are strides in bytes; numbers of a row are contiguous.
-  int64_t groups, group;     // Query heads that share a key head are rows of one position.
-  const int32_t *pages;      // A paged cache lists the pages of each sequence; else it is NULL.
-  int64_t pages_stride, page_len;  // The stride counts numbers, and a page has page_len rows.
+  int64_t batch, head, row;  // Strides of batch, head and row count bytes; numbers of a row are contiguous.
+  // The `groups` query heads that share a key head are rows of one position, `group` bytes apart.
+  int64_t groups, group;
+  const int32_t *pages;      // A paged cache lists the pages of each sequence in `pages`; other memory has NULL.
+  int64_t pages_stride, page_len;  // The stride between lists of pages counts numbers, and a page has page_len rows.
 } States;
 
 typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
-  const float *row_factors;           // It is r [batch or 1, positions], or NULL.
-  const uint8_t *key_padding_mask;    // It has the shape [batch, key_len], or is NULL.
-  const int32_t *first_keys, *last_keys;  // They never decrease [batch or 1, positions], or are NULL.
-  const float *row_thresholds;        // θ of each row has the strides below, or is NULL.
-  float *found_thresholds;            // If not NULL, θ is solved for and written here [batch, query heads, positions].
-  float *row_sums, *weighted_logs, *nonzeros;        // These have the same shape, or are NULL.
-  const float *grad_row_sums, *grad_weighted_logs;   // These have it too, or are NULL.
-  float *grad_threshold;              // It has a number for each task, or is NULL.
-  float *grad_row_thresholds;         // It has the shape [splits, batch, query heads, positions], or is NULL.
-  float *scratch;                     // It has the shape [threads, scratch_size].
+  const float *row_factors;           // Factors r of output rows are [batch or 1, positions], or NULL.
+  const uint8_t *key_padding_mask;    // The key padding mask has the shape [batch, key_len], or is NULL.
+  // The first and last keys that a query sees never decrease along [batch or 1, positions], or are NULL.
+  const int32_t *first_keys, *last_keys;
+  const float *row_thresholds;        // Thresholds θ of the rows have the `threshold_…` strides, or are NULL.
+  // If `found_thresholds` is not NULL, thresholds θ are solved for and written there [batch, query heads, positions].
+  float *found_thresholds;
+  float *row_sums, *weighted_logs, *nonzeros;  // Statistics of rows are [batch, query heads, positions], or NULL.
+  // Gradients of statistics are [batch, query heads, positions], or NULL.
+  const float *grad_row_sums, *grad_weighted_logs;
+  float *grad_threshold;              // The gradient of a shared θ has a number for each task, or is NULL.
+  float *grad_row_thresholds;  // Gradients of θ of each row are [splits, batch, query heads, positions], or NULL.
+  float *scratch;                     // Scratch memory has the shape [threads, scratch_size].
   int64_t scratch_size, batch;
-  int64_t heads, query_len;           // They count key heads, and the query rows of each.
+  int64_t heads, query_len;           // `heads` counts key heads, and `query_len` the query rows of each key head.
   int64_t key_len, width, value_width;
-  int64_t splits;                     // A head is split into this many tasks.
-  int64_t causal_offset;              // At key_len or more no key is hidden.
-  int64_t rows_per_position;          // So many query heads share a key head.
-  int64_t row_factor_stride, first_key_stride, last_key_stride;  // A stride is 0 if all sequences share the numbers.
-  int64_t threshold_batch, threshold_head, threshold_position;   // These are strides in numbers.
+  int64_t splits;                     // The work on one head is split into `splits` tasks.
+  int64_t causal_offset;              // A causal offset of key_len or more hides no key.
+  int64_t rows_per_position;          // `rows_per_position` query heads share each key head.
+  // A stride between sequences is 0 if all sequences share the numbers.
+  int64_t row_factor_stride, first_key_stride, last_key_stride;
+  int64_t threshold_batch, threshold_head, threshold_position;   // Strides of the thresholds θ count numbers.
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
   int32_t activation, is_bfloat16;
 } Call;
 
-// It counts up with `LAYOUT` of `__init__.py` when a field changes here or in decoder.c: an older build is refused
-// then.
+// The layout number counts up with `LAYOUT` of `__init__.py` when a field of a structure changes here or in decoder.c:
+// an older build is refused then.
 int64_t layout(void) { return 9; }
 
-// ---------------------------------------------------------------------------------------------------------- dropout
+// ------------------------------------------------ Dropout sets the share p of the attention weights to 0 in training.
 
 typedef struct {
   uint32_t add, change, drop_below;
   float scale;
 } Dropout;
 
-// The random number of a weight is a hash of its key's position and of two words of its row. Both passes and every
-// division into tasks and blocks therefore drop the same weights.
+// Dropout draws its random number for an attention weight as a hash of the key's position and of two words of the
+// query's row. Both passes and every division into tasks and blocks therefore drop the same weights.
 INLINE Dropout dropout_of(uint64_t seed, float share, int64_t row) {
   uint64_t word = seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -105,7 +113,7 @@ INLINE Dropout dropout_of(uint64_t seed, float share, int64_t row) {
   return (Dropout){(uint32_t)word, (uint32_t)(word >> 32), drop_below, 1 / (1 - share)};
 }
 
-// Each lane gets D of one key: 0, or 1/(1 − p).
+// Each lane of the vector gets the dropout factor D of one key: 0, or 1/(1 − p).
 INLINE vec dropout_factors(Dropout row, int64_t key) {
   uvec x = ((uvec)lane_indices() + (uint32_t)key) * 0x9e3779b9u + row.add;
   x = (x ^ (x >> 16)) * 0x21f0aaadu;
@@ -115,7 +123,8 @@ INLINE vec dropout_factors(Dropout row, int64_t key) {
   return masked((ivec)(x >= row.drop_below), splat(row.scale));
 }
 
-// Dropout of a tensor of any shape takes rows of DROPPED_ROW numbers, as the hash needs a row and a position.
+// Dropout of a tensor of any shape takes it as rows of DROPPED_ROW numbers, because the hash needs a row and a
+// position.
 enum { DROPPED_ROW = 4096 };
 
 typedef struct {
@@ -146,13 +155,13 @@ void drop(int64_t begin, int64_t end, void *context) {
   else drop_rows(call, begin, end, 0);
 }
 
-// --------------------------------------------------------------------------------------------------------- products
+// ----------------------------------------------------- Matrix products multiply float32 numbers or pairs of bfloat16.
 
-// A bfloat16 is the upper half of a float32, so a shift or a mask widens either number of a word.
+// A bfloat16 is the upper half of a float32, so a shift or a mask widens either of the two numbers in a 32-bit word.
 INLINE vec low_half(vec words) { return (vec)((uvec)words << 16); }
 INLINE vec high_half(vec words) { return (vec)((uvec)words & 0xffff0000u); }
 
-// One function serves numbers and pairs of bfloat16, so that `tile` is written once.
+// One multiply-add serves float32 numbers and pairs of bfloat16, so that `tile` is written once.
 INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
 #if defined(__AVX512BF16__)
   if (in_pairs) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
@@ -165,7 +174,7 @@ INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
   return sum + splat(*left) * right;
 }
 
-// It computes C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors] with all sums in registers.
+// `tile` computes C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors] with all sums in registers.
 INLINE void tile(int in_pairs, int rows, int vectors, int64_t steps, const float *a, int64_t a_row, int64_t a_step,
                  const float *b, int64_t b_step, float *c, int64_t c_row, int add) {
   vec sums[ROWS][VECTORS];
@@ -188,8 +197,8 @@ INLINE void tile(int in_pairs, int rows, int vectors, int64_t steps, const float
     for (int v = 0; v < vectors; ++v) STORE(c + r * c_row + v * LANES, sums[r][v]);
 }
 
-// A product of any size is cut into tiles. Swapping `a_row` and `a_step` transposes A without a copy; each panel of
-// PANEL columns of B begins `b_panel` after the one before.
+// A matrix product A · B of any size is cut into tiles. Swapping the strides `a_row` and `a_step` transposes A without
+// a copy; each panel of PANEL columns of B begins `b_panel` after the one before.
 INLINE void multiply_tiles(int in_pairs, int64_t rows, int64_t vectors, int64_t steps, const float *a, int64_t a_row,
                            int64_t a_step, const float *b, int64_t b_panel, int64_t b_step, float *c, int64_t c_row,
                            int add) {
@@ -258,7 +267,8 @@ INLINE void begin_tiles(void) {
 INLINE void end_tiles(void) { _tile_release(); }
 #endif
 
-// It computes C (+)= A · B for up to two tiles of rows by two of columns: eight tile registers hold no more.
+// `multiply_amx` computes C (+)= A · B for up to two tiles of rows by two of columns: AMX's eight tile registers hold
+// no more.
 INLINE void multiply_amx(int is_tall, int is_wide, int64_t steps, const float *a, int64_t a_row, const float *b,
                          int64_t b_step, float *c, int64_t c_row, int add) {
   float *below = c + TILE * c_row;
@@ -293,9 +303,9 @@ INLINE void multiply_amx(int is_tall, int is_wide, int64_t steps, const float *a
   if (is_tall && is_wide) TILE_STORE(3, below + TILE, c_row);
 }
 
-// It is `multiply` for pairs, with at most QUERIES / 2 steps if A is transposed. Whole tiles of rows are read and
-// written, so that the sums of a row do not depend on its neighbours. Vector registers compute the steps behind the
-// last whole tile.
+// `multiply_in_tiles` is `multiply` for pairs of bfloat16 on AMX, with at most QUERIES / 2 steps if A is transposed.
+// Whole tiles of rows are read and written, so that the sums of a row do not depend on its neighbours. Vector
+// registers compute the steps behind the last whole tile.
 static __attribute__((noinline)) void multiply_in_tiles(int64_t rows, int64_t vectors, int64_t steps, const float *a,
                                                         int64_t a_row, int64_t a_step, const float *b, int64_t b_panel,
                                                         int64_t b_step, float *c, int64_t c_row, int add) {
@@ -349,30 +359,31 @@ INLINE void multiply(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
   else MULTIPLY(0);
 }
 
-// The three products of attention are separate functions, because strides that the compiler knows save a third of their
-// time. It might not specialise one shared function, which depends on the size of the rest of this file.
+// The three matrix products of attention are separate functions, because strides that the compiler knows save a third
+// of their time. The compiler might not specialise one shared function, which depends on the size of the rest of this
+// file.
 
-// Scores are C = A · B, with B in panels of keys.
+// Attention scores are a product C = A · B of queries A and keys B, with B in panels of keys.
 static __attribute__((noinline)) void multiply_panels(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                       const float *a, int64_t a_row, const float *panels, float *c,
                                                       int64_t c_row) {
   multiply(in_pairs, rows, vectors, steps, a, a_row, 1, panels, steps * PANEL, PANEL, c, c_row, 0);
 }
 
-// Outputs and gradients of queries are C += A · B, where a row of A has KEYS weights.
+// Outputs of attention and gradients of queries are products C += A · B, where a row of A has KEYS weights.
 static __attribute__((noinline)) void add_product(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                   const float *a, const float *b, float *c) {
   multiply(in_pairs, rows, vectors, steps, a, KEYS, 1, b, PANEL, vectors * LANES, c, vectors * LANES, 1);
 }
 
-// Gradients of keys and values are C += Aᵀ · B, where a row of A has KEYS weights.
+// Gradients of keys and values are products C += Aᵀ · B, where a row of A has KEYS weights.
 static __attribute__((noinline)) void add_transposed_product(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
                                                          const float *a, const float *b, float *c) {
   multiply(in_pairs, rows, vectors, steps, a, 1, KEYS, b, PANEL, vectors * LANES, c, vectors * LANES, 1);
 }
 
-// A bit mask of 64 numbers lets the callers visit only those that are not 0. Whole vectors are read, even behind
-// `count`.
+// `nonzero_bits` makes a bit mask of 64 numbers, with which callers visit only those that are not 0. Whole vectors are
+// read, even behind `count`.
 INLINE uint64_t nonzero_bits(const float *numbers, int64_t count) {
   uint64_t bits = 0;
   for (int64_t k = 0; k < 64 && k < count; k += LANES) {
@@ -396,7 +407,7 @@ static int64_t count_nonzeros(const float *numbers, int64_t count) {
   return total;
 }
 
-// It computes C [vectors] += a [steps] · B [steps, vectors], and reads only rows of B whose a is not 0.
+// `add_sparse` computes C [vectors] += a [steps] · B [steps, vectors], and reads only rows of B whose a is not 0.
 INLINE void add_sparse(int vectors, int64_t steps, const float *a, const float *b, int64_t b_step, float *c) {
   vec sums[8];
 #pragma GCC unroll 8
@@ -412,7 +423,8 @@ INLINE void add_sparse(int vectors, int64_t steps, const float *a, const float *
   for (int v = 0; v < vectors; ++v) STORE(c + v * LANES, sums[v]);
 }
 
-// CALL(vectors, first number) gets a constant number of vectors, 8, 4 or 1, so that their sums stay in registers.
+// BY_EIGHTS passes CALL(vectors, first number) a constant number of vectors, 8, 4 or 1, so that their sums stay in
+// registers.
 #define BY_EIGHTS(CALL) \
   for (int64_t v = 0; v < vectors;) { \
     int64_t left = vectors - v; \
@@ -427,7 +439,8 @@ static __attribute__((noinline)) void multiply_sparse(int64_t rows, int64_t vect
   for (int64_t r = 0; r < rows; ++r, a += a_row, c += vectors * LANES) BY_EIGHTS(ADD)
 }
 
-// It computes C [steps, vectors] += aᵀ [steps] · b [vectors], and touches only rows of C whose a is not 0.
+// `scatter_sparse` computes C [steps, vectors] += aᵀ [steps] · b [vectors], and touches only rows of C whose a is not
+// 0.
 INLINE void scatter_sparse(int vectors, int64_t steps, const float *a, const float *b, float *c, int64_t c_row) {
   vec right[8];
 #pragma GCC unroll 8
@@ -444,7 +457,8 @@ INLINE void scatter_sparse(int vectors, int64_t steps, const float *a, const flo
     }
 }
 
-// It computes C [steps, vectors] += Aᵀ · B for A [rows, steps] and B [rows, vectors], and skips zeros of A.
+// `multiply_sparse_transposed` computes C [steps, vectors] += Aᵀ · B for A [rows, steps] and B [rows, vectors], and
+// skips zeros of A.
 static __attribute__((noinline)) void multiply_sparse_transposed(int64_t rows, int64_t vectors, int64_t steps,
                                                                  const float *a, int64_t a_row, const float *b,
                                                                  float *c) {
@@ -453,15 +467,15 @@ static __attribute__((noinline)) void multiply_sparse_transposed(int64_t rows, i
   for (int64_t r = 0; r < rows; ++r, a += a_row, b += width) BY_EIGHTS(SPREAD)
 }
 
-// ----------------------------------------------------------------------------------------------------------- copies
+// -------------------------------------------------------- Rows of states are copied side by side into scratch memory.
 
 INLINE float row_factor_of(const Call *call, int64_t head, int64_t row) {
   if (!call->row_factors) return 1;
   return call->row_factors[head / call->heads * call->row_factor_stride + row / call->rows_per_position];
 }
 
-// Rows of a task alternate between the query heads of a key head, but statistics lie as [batch, query heads,
-// positions].
+// Rows of a task alternate between the query heads that share a key head, but statistics lie as [batch, query heads,
+// positions], so `statistic_of` converts the index.
 INLINE int64_t statistic_of(const Call *call, int64_t row) {
   int64_t groups = call->rows_per_position, head = row / call->query_len, own = row % call->query_len;
   return groups == 1 ? row : (head * groups + own % groups) * (call->query_len / groups) + own / groups;
@@ -477,7 +491,7 @@ INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t
          row % states.groups * states.group;
 }
 
-// Zeros fill the row up to whole vectors, so that products need no special last step.
+// `read_row` fills a row with zeros up to whole vectors, so that products need no special last step.
 static void read_row(int is_bfloat16, const void *source, int64_t width, float *row) {
 #define READ(IS_BFLOAT16) \
   for (int64_t d = 0; d < width; d += LANES) STORE(row + d, read_vector(IS_BFLOAT16, source, d, width))
@@ -492,7 +506,8 @@ static void write_row(int is_bfloat16, void *target, int64_t width, float factor
   else WRITE(0);
 }
 
-// Rows [count, padded width] become columns [width, PANEL], since scores multiply one number of many keys at a time.
+// Rows of keys [count, padded width] become columns [width, PANEL], since scores multiply one number of many keys at a
+// time.
 static void transpose_panel(const float *rows, int64_t padded, int64_t width, int64_t count, float *columns) {
   for (int64_t j = 0; j < count; j += LANES)
     for (int64_t d = 0; d < width; d += LANES) {
@@ -506,8 +521,9 @@ static void transpose_panel(const float *rows, int64_t padded, int64_t width, in
     }
 }
 
-// Rows of a head [rows, padded width] serve as left and as right factors. With pairs these differ: a word of a left
-// factor holds two numbers of one row, a word of a right factor a number from each of two rows. Else they share memory.
+// Rows of a head [rows, padded width] serve as left and as right factors of products. For pairs of bfloat16 these
+// differ: a word of a left factor holds two numbers of one row, a word of a right factor a number from each of two
+// rows. Otherwise both share memory.
 typedef struct {
   float *left, *right;
 } Rows;
@@ -517,16 +533,18 @@ INLINE Rows take_rows(int in_pairs, float **scratch, int64_t rows, int64_t padde
   return (Rows){left, in_pairs ? take(scratch, rows / 2 * padded) : left};
 }
 
-// float32 states are never rounded to bfloat16, so pairs are for bfloat16 states alone.
+// float32 states are never rounded to bfloat16, so only bfloat16 states are multiplied in pairs.
 INLINE int is_in_pairs(const Call *call) { return HAS_PAIRS && call->is_bfloat16; }
 
 INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
 
-// Weights are made for this many rows at once, and for a multiple of this many keys, because AMX needs whole tiles.
+// Attention weights are made for `rows_at_once` rows, and for a multiple of `keys_at_once` keys, because AMX needs
+// whole tiles.
 INLINE int64_t rows_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : ROWS; }
 INLINE int64_t keys_at_once(int in_pairs) { return HAS_TILES && in_pairs ? 2 * TILE : LANES; }
 
-// It copies `count` rows from `first` on; `indices`, if given, lists the visible rows. Zeros fill up whole vectors.
+// `read_rows` copies `count` rows from `first` on; `indices`, if given, lists the visible rows. Zeros fill up whole
+// vectors.
 static void read_rows(const Call *call, int in_pairs, States states, int64_t head, const int32_t *indices,
                       int64_t first, int64_t count, int64_t width, Rows rows) {
   int64_t padded = round_up(width, LANES), end = round_up(count, keys_at_once(in_pairs));
@@ -549,14 +567,15 @@ static void read_rows(const Call *call, int in_pairs, States states, int64_t hea
     }
 }
 
-// `multiply_panels` reads keys as panels of PANEL columns.
+// Keys are transposed, because `multiply_panels` reads them as panels of PANEL columns.
 static void transpose_rows(int in_pairs, Rows rows, int64_t count, int64_t width, float *panels) {
   int64_t padded = round_up(width, LANES), words = words_of(in_pairs, width);
   for (int64_t j = 0; j < count; j += PANEL)
     transpose_panel(rows.left + j * padded, padded, words, min_of(count - j, PANEL), panels + j * words);
 }
 
-// Weights are float32; as left factors of pairs they are rounded into `words`, else they stay where they are.
+// Attention weights are float32. As left factors of products of bfloat16 pairs they are rounded into `words`;
+// otherwise they stay where they are.
 static const float *left_factors(int in_pairs, int64_t rows, int64_t width, const float *numbers, float *words) {
   if (!in_pairs) return numbers;
   for (int64_t r = 0; r < rows; ++r)
@@ -565,14 +584,15 @@ static const float *left_factors(int in_pairs, int64_t rows, int64_t width, cons
   return words;
 }
 
-// In a transposed product the steps are rows, so a word pairs the numbers of two rows.
+// The steps of a transposed product are rows, so a 32-bit word pairs bfloat16 numbers of two rows.
 static void pair_columns(int64_t rows, int64_t width, const float *numbers, float *words) {
   for (int64_t r = 0; r < rows; r += 2, numbers += 2 * KEYS, words += KEYS)
     for (int64_t d = 0; d < width; d += LANES)
       STORE(words + d, pack_pairs(LOAD(numbers + d), r + 1 < rows ? LOAD(numbers + KEYS + d) : splat(0)));
 }
 
-// It lists the keys before `end` that are not padding, so that later loops need no mask, and returns their number.
+// `list_visible_keys` lists the keys before `end` that are not padding, so that later loops need no mask, and returns
+// their number.
 static int64_t list_visible_keys(const Call *call, int64_t head, int64_t end, int32_t *visible_keys) {
   const uint8_t *mask = call->key_padding_mask;
   if (mask) mask += head / call->heads * call->key_len;
@@ -584,14 +604,15 @@ static int64_t list_visible_keys(const Call *call, int64_t head, int64_t end, in
   return count;
 }
 
-// Causality and a bound of the row's own both limit the keys; the earlier one counts.
+// Causality and the row's entry of `last_keys` both limit the keys that a query sees; the earlier limit counts.
 INLINE int64_t last_key_of(const Call *call, int64_t head, int64_t row) {
   int64_t last = row / call->rows_per_position + call->causal_offset;
   if (!call->last_keys) return last;
   return min_of(last, call->last_keys[head / call->heads * call->last_key_stride + row / call->rows_per_position]);
 }
 
-// `limits` says behind which visible key each row sees none. They never fall, so the search goes on at the row before.
+// `find_limits` writes behind which visible key each row of queries sees none. Limits never fall, so the search goes
+// on at that of the row before.
 static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *visible_keys,
                            int64_t count, int64_t limit, int64_t *limits) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -603,7 +624,7 @@ static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_
   return limit;
 }
 
-// `starts` says which visible key each row sees first. They never fall either.
+// `find_starts` writes which visible key each row of queries sees first. Like the limits, these starts never fall.
 static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *visible_keys,
                            int64_t count, int64_t start, int64_t *starts) {
   const int32_t *first_keys = call->first_keys;
@@ -616,7 +637,7 @@ static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_
   return start;
 }
 
-// A vector may straddle the first or the last key that a row sees: the mask hides its other lanes.
+// A vector of keys may straddle the first or the last key that a query sees: `seen_lanes` hides its other lanes.
 INLINE ivec seen_lanes(int64_t first_key, int64_t start, int64_t limit) {
   ivec keys = lane_indices() + (int32_t)first_key;
   return (keys >= (int32_t)start) & (keys < (int32_t)limit);
@@ -630,9 +651,10 @@ INLINE float threshold_of(const Call *call, int64_t row) {
                               own / groups * call->threshold_position];
 }
 
-// --------------------------------------------------------------------------------------------------------- thresholds
+// ---------------------------------------------------------------- Thresholds θ make the weights of each row sum to 1.
 
-// Few scores exceed `lowest`. Moving z − `lowest` of these to the front makes each of Newton's steps short.
+// Few scores z exceed `lowest`, the lower bound of a threshold. Moving z − `lowest` of these to the front makes each
+// of Newton's steps short.
 INLINE int64_t move_positive(float *scores, int64_t begin, int64_t end, float lowest) {
   int64_t count = 0;
 #if defined(__AVX512F__) && VECTOR_BYTES == 64
@@ -652,9 +674,9 @@ INLINE int64_t move_positive(float *scores, int64_t begin, int64_t end, float lo
   return count;
 }
 
-// It solves for the θ at which the weights of a row sum to 1, and overwrites the scores. θ lies less than 1 below the
-// largest z, so few scores matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, starts at that bound
-// and never overshoots, because both sums are convex in θ and fall.
+// `find_threshold` solves for the θ at which the weights of a row sum to 1, and overwrites the scores. θ lies less
+// than 1 below the largest z, so few scores matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1,
+// starts at that bound and never overshoots, because both sums are convex in θ and fall.
 static float find_threshold(const Call *call, int64_t start, int64_t limit, float *scores) {
   if (start >= limit) return __builtin_inff();
   int64_t begin = start / LANES * LANES;
@@ -685,10 +707,11 @@ static float find_threshold(const Call *call, int64_t start, int64_t limit, floa
   return lowest + threshold;
 }
 
-// ---------------------------------------------------------------------------------------------------------- forward
+// ----------------------------------------------------------------- The forward pass computes the output of attention.
 
-// Weights replace the scores of a row, as scores are not needed again. The block begins at key `first_key`; within it
-// the row sees keys from `start` up to `limit`, and the others, up to `width`, get the weight 0.
+// `weigh` replaces the scores of a row by weights, as scores are not needed again. The block begins at key
+// `first_key`; within it the row sees keys from `start` up to `limit`, and the others, up to `width`, get the weight
+// 0.
 INLINE void weigh(const Call *call, int64_t row, int64_t first_key, int64_t start, int64_t limit, int64_t width,
                   float *scores, int activation) {
   Dropout dropout = dropout_of(call->seed, call->dropout, row);
@@ -713,7 +736,8 @@ INLINE void weigh(const Call *call, int64_t row, int64_t first_key, int64_t star
   }
 }
 
-// Each φ has its own function: in a shared one their constants would compete for registers.
+// Each activation φ has a compiled function of its own: in a shared one the constants of all φ would compete for
+// registers.
 #define WEIGH(ACTIVATION) \
   static __attribute__((noinline)) void weigh_##ACTIVATION(const Call *call, int64_t row, int64_t first_key, \
                                                            int64_t start, int64_t limit, int64_t width, \
@@ -732,8 +756,8 @@ static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t firs
 }
 
 static void forward_task(Call *call, int64_t task, float *scratch) {
-  // The last queries of all heads go first: with causality they see most keys, and a long task must not run alone at
-  // the end.
+  // Tasks with the last queries of all heads go first: with causality these queries see most keys, and a long task
+  // must not run alone at the end.
   int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
   int64_t begin = call->query_len * split / call->splits, end = call->query_len * (split + 1) / call->splits;
   int in_pairs = is_in_pairs(call);
@@ -752,7 +776,8 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   int64_t last_key = begin < end ? last_key_of(call, head, end - 1) : -1;
   int64_t count = list_visible_keys(call, head, last_key < 0 ? 0 : min_of(last_key + 1, call->key_len), visible_keys);
-  // Keys before the first query's are left out in whole blocks, because other blocks would change the order of sums.
+  // Keys before the first one that a task's queries see are left out in whole blocks, because other blocks would
+  // change the order of sums.
   int64_t base = begin < end ? find_starts(call, head, begin, 1, visible_keys, count, 0, starts) / KEYS * KEYS : count;
   read_rows(call, in_pairs, call->key, head, visible_keys, base, count - base, width, keys);
   if (value_width) read_rows(call, in_pairs, call->value, head, visible_keys, base, count - base, value_width, values);
@@ -796,7 +821,8 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
           int64_t steps = in_pairs ? round_up(seen, span) / 2 : seen;
           add_product(in_pairs, strip_rows, padded_value / LANES, steps, factors, values_here,
                       output + r * padded_value);
-          // The first block decides for the others, since counting costs time. Both ways add up in the same order.
+          // The first block of queries decides whether the others skip zero weights, since counting zeros costs time.
+          // Both ways add up in the same order.
           if (!in_pairs && block == 0) {
             for (int64_t i = 0; i < strip_rows; ++i) nonzeros += count_nonzeros(weights + i * KEYS, seen);
             counted += strip_rows * seen;
@@ -811,10 +837,11 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   }
 }
 
-// Tasks hold `copies` panels or gradients of keys and values beside the rows themselves, and some rows of weights.
+// A task's scratch memory holds `copies` panels or gradients of keys and values beside the rows themselves, and some
+// rows of weights.
 static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
   int64_t keys = round_up(call->key_len, PANEL);
-  int64_t halves = is_in_pairs(call) ? 3 : 2;  // `Rows` needs another half for pairs.
+  int64_t halves = is_in_pairs(call) ? 3 : 2;  // Factors of bfloat16 pairs need another half.
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
   int64_t scores = call->found_thresholds ? THRESHOLDS * keys : 0;
@@ -823,7 +850,7 @@ static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weig
 
 int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * rows_at_once(is_in_pairs(call))); }
 
-// PyTorch calls this once for each thread. Tasks differ in length, so threads take them from a common counter.
+// PyTorch calls `forward` once for each thread. Tasks differ in length, so threads take them from a common counter.
 void forward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;
@@ -834,9 +861,10 @@ void forward(int64_t thread, int64_t end, void *context) {
   if (is_in_pairs(call)) end_tiles();
 }
 
-// --------------------------------------------------------------------------------------------------------- backward
+// ------------------------------------------------------------- The backward pass computes the gradients of attention.
 
-// r·D·w replaces the scores of a row, and dS = dW·φ′ replaces dO·v. It returns Σ dS, as the gradient of θ is −Σ dS.
+// `differentiate` replaces the scores of a row by r·D·w, and dO·v by dS = dW·φ′. It returns Σ dS, as the gradient of θ
+// is −Σ dS.
 INLINE float differentiate(const Call *call, int64_t row, int64_t first_key, int64_t start, int64_t limit,
                            int64_t width, float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
@@ -854,7 +882,9 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t first_key, int
       gradient *= factors;
     }
     gradient += grad_row_sum;
-    if (call->grad_weighted_logs) {  // This is the derivative of w·log max(w, smallest normal number).
+    // The derivative of w·log w is log w + 1, without the 1 below the smallest normal number, where the log is
+    // constant.
+    if (call->grad_weighted_logs) {
       vec one = masked(weights > 1.17549435e-38f, splat(1));
       gradient += (log_of(weights) + one) * grad_weighted_log;
     }
@@ -879,7 +909,8 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t first_key, int
   }
 FOR_EACH_ACTIVATION(DIFFERENTIATE)
 
-// It returns Σ dS of the rows for one shared θ; `grad_thresholds`, which may be NULL, gets the sums of each row.
+// `differentiate_rows` returns Σ dS of its rows for one shared θ; `grad_thresholds`, which may be NULL, gets −Σ dS of
+// each row.
 static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t first_key, const int64_t *starts,
                                 const int64_t *limits, int64_t width, float *scores, float *grads,
                                 float *grad_thresholds) {
@@ -915,7 +946,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   Rows grad_output = take_rows(in_pairs, &scratch, QUERIES, padded_value);
   float *grad_queries = take(&scratch, QUERIES * padded);
   float *weights = take(&scratch, QUERIES * KEYS), *grad_scores = take(&scratch, QUERIES * KEYS);
-  // Pairs need the weights and gradients once more, rounded and with two rows in a word.
+  // Products of bfloat16 pairs need the weights and gradients once more, rounded and with two rows in a 32-bit word.
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
   int64_t strip = rows_at_once(in_pairs), span = keys_at_once(in_pairs);
@@ -924,7 +955,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   double grad_threshold = 0;
   float *grad_thresholds = call->grad_row_thresholds;
   if (grad_thresholds) grad_thresholds += split * heads * call->query_len;
-  // Tasks of one head would add to the same gradients of queries: each has its own, in float32, and Python adds them.
+  // Tasks of one head would add to the same gradients of queries: each task has its own, in float32, and Python adds
+  // them.
   States grad_query = call->grad_query;
   grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch;
   read_rows(call, in_pairs, call->key, head, visible_keys, begin, count, width, keys);
@@ -934,7 +966,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   memset(grad_keys, 0, count * padded * sizeof(float));
   memset(grad_values, 0, count * padded_value * sizeof(float));
   int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, counted = 0, nonzeros = 0;
-  int is_counted = 0;  // As in `forward`, the first block that sees keys decides about zeros.
+  int is_counted = 0;  // As in `forward`, the first block of queries that sees keys decides whether zeros are skipped.
   for (int64_t block = 0; block < blocks; ++block) {
     int is_sparse = counted > ROWS * PANEL && nonzeros < SPARSE_SHARE_BACKWARD * counted;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
@@ -980,7 +1012,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
                     grad_queries + r * padded);
         for (int64_t i = 0; !in_pairs && !is_counted && i < strip_rows; ++i, counted += seen)
           nonzeros += count_nonzeros(strip_grads + i * KEYS, seen);
-        // Later rows of the block see more keys, and the products below read all rows up to there.
+        // Weights behind the last key of a strip of rows become 0: later rows of the block see more keys, and the
+        // transposed products read all rows up to there.
         for (int64_t i = 0, hidden = width_here - strip_vectors * LANES; hidden > 0 && i < strip_rows; ++i) {
           memset(strip_weights + i * KEYS + strip_vectors * LANES, 0, hidden * sizeof(float));
           memset(strip_grads + i * KEYS + strip_vectors * LANES, 0, hidden * sizeof(float));
@@ -992,7 +1025,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
       }
       int64_t keys_at_a_time = HAS_TILES && in_pairs ? 2 * TILE : 2 * ROWS;
       for (int64_t k = 0, r = 0; !is_sparse && k < width_here; k += keys_at_a_time) {
-        while (limits[r] <= first_key + k) ++r;  // Rows before the first that sees one of these keys add nothing.
+        // Query rows before the first that sees one of a group of keys add nothing to the gradients of these keys.
+        while (limits[r] <= first_key + k) ++r;
         int64_t block_keys = min_of(width_here - k, keys_at_a_time), step = in_pairs ? r / 2 : r;
         int64_t steps = words_of(in_pairs, rows_here) - step;
         if (steps <= 0) break;
@@ -1019,7 +1053,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
 
 int64_t backward_scratch(const Call *call) { return scratch_of(call, 2, 4 * QUERIES); }
 
-// PyTorch calls this once for each thread. Tasks differ in length, so threads take them from a common counter.
+// PyTorch calls `backward` once for each thread. Tasks differ in length, so threads take them from a common counter.
 void backward(int64_t thread, int64_t end, void *context) {
   (void)end;
   Call *call = context;

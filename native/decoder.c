@@ -14,15 +14,16 @@
 
 #include "vectors.h"
 
-// Inputs are rounded to integers from −127 to 127: the sum of two products with int8, 2 · 127 · 128, fits into 16 bits.
+// Inputs of int8 weights are rounded to integers from −127 to 127: the sum of two products with int8, 2 · 127 · 128,
+// fits into 16 bits.
 #define QUANTIZATION_STEPS 254
 #if defined(__AVX512VNNI__)
-#define CENTER 0  // VNNI's left factors are unsigned.
+#define CENTER 0  // Left factors of VNNI's products are unsigned, so the lowest integer is 0.
 #else
 #define CENTER 127
 #endif
 
-// This many vectors of sums, and as many factors, fit into registers, of which ARM has 32.
+// SUMS vectors of sums, and as many factors, fit into a CPU's registers, of which ARM has 32.
 #if defined(__aarch64__)
 #define SUMS 16
 #else
@@ -30,26 +31,26 @@
 #endif
 
 enum {
-  OUTPUTS = 16,        // Weights of so many outputs stay in the nearest cache while all rows pass.
-  WIDENED_FOR = 8,     // From so many rows on, widening bfloat16 weights once for all rows is faster.
-  COLUMNS = 512,       // So many logits of a row stay in the cache until the best are chosen.
-  ENCODER_ROWS = 256,  // The encoder takes so many rows at a time, or one longer sentence.
+  OUTPUTS = 16,  // A linear map takes OUTPUTS outputs at a time: their weights stay in the nearest cache for all rows.
+  WIDENED_FOR = 8,     // From WIDENED_FOR rows on, widening bfloat16 weights once for all rows is faster.
+  COLUMNS = 512,       // COLUMNS logits of a row stay in the cache until the best are chosen.
+  ENCODER_ROWS = 256,  // The encoder takes sentences of up to ENCODER_ROWS tokens together, or one longer sentence.
 };
 
-typedef struct {  // It is y = x·Wᵀ + b.
-  const void *weight;                   // It is W [out, in], or NULL if W is int8.
-  const int8_t *packed;                 // It is W as integers [out / 16, in / 4, 16, 4], filled up with zeros.
-  const float *scales, *sums;           // Integers have a scale [out up to a multiple of 16], and Σ_j W_ij.
-  const float *factors;                 // They multiply the outputs [out], or are NULL.
-  const float *bias;                    // It is b [out], or NULL.
+typedef struct {  // A linear map computes y = x·Wᵀ + b.
+  const void *weight;                   // The weights W are [out, in], or NULL if W is int8.
+  const int8_t *packed;                 // Integer weights W are [out / 16, in / 4, 16, 4], filled up with zeros.
+  const float *scales, *sums;  // Each output of int8 weights W has a scale [out up to a multiple of 16], and Σ_j W_ij.
+  const float *factors;                 // Factors [out] multiply the outputs of a linear map, or are NULL.
+  const float *bias;                    // The bias b of a linear map is [out], or NULL.
   int64_t in, out, is_bfloat16;
 } Linear;
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM, UNIT_LENGTH };
 
 typedef struct {
-  const float *gain, *bias, *gate;  // They have the shape [width], or are NULL.
-  const float *factor;              // It multiplies all numbers, or is NULL.
+  const float *gain, *bias, *gate;  // Gain, bias and gate of a norm have the shape [width], or are NULL.
+  const float *factor;              // A norm's factor multiplies all numbers, or is NULL.
   float eps;
   int32_t kind;
 } Norm;
@@ -61,9 +62,10 @@ enum { NO_GATE, LINEAR_GATE, SILU_GATE, SIGMOID_GATE };
 typedef struct {
   Linear query, key, value, gate, output;
   Norm query_norm, key_norm, value_norm, query_length, key_length, output_norm;
-  const float *scale, *thresholds, *exponent;  // These are a, θ of each head or one, and α.
+  // The scale is a, the thresholds are θ of each head or one, and the exponent is α.
+  const float *scale, *thresholds, *exponent;
   float coefficient;
-  int32_t threshold_step;                      // It is 0 if all heads share θ.
+  int32_t threshold_step;                      // The step between the θ of two heads is 0 if all heads share one θ.
   int32_t activation, scale_form, threshold_form, is_sum_one, gate_form, is_exclusive;
 } Attention;
 
@@ -71,71 +73,73 @@ typedef struct {
   Attention own, cross;
   Norm own_norm, cross_norm, mlp_norm, inner_norm;
   Linear fc1, fc_linear, fc2;
-  const float *beta;  // It is the β of swish.
-  float temperature;  // It divides the inputs of softmax.
+  const float *beta;  // Swish, x·σ(βx), takes its β from this pointer.
+  float temperature;  // The temperature divides the inputs of the feed-forward network's softmax.
   int32_t activation, has_rectified_values;
 } Layer;
 
 typedef struct {
-  const void *embeddings;         // They have the shape [vocabulary, width].
-  const float *positions, *bias;  // The shapes are [positions, width] and [width]; bias may be NULL.
+  const void *embeddings;         // Embeddings of tokens are [vocabulary, width].
+  // Embeddings of positions are [positions, width], and the bias of embeddings is [width] or NULL.
+  const float *positions, *bias;
   Norm token_norm, sum_norm, last_norm;
   const Layer *layers;
   int64_t layer_count, heads;
-  float factor;  // It multiplies the embeddings.
+  float factor;  // Embeddings of tokens are multiplied by `factor`.
   int32_t is_pre_norm, is_bfloat16;
 } Stack;
 
-typedef struct {  // It holds for rows of first_length up to last_length tokens.
+typedef struct {  // A rule of the search holds for rows of first_length tokens or more, and of fewer than last_length.
   const int32_t *tokens;
   int64_t count, first_length, last_length;
-  int64_t is_forced;  // If set, only these tokens may come next; else none of them may.
+  int64_t is_forced;  // A rule that is forced allows only its tokens next; any other rule forbids its tokens.
 } Rule;
 
 enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
 
 typedef struct {
-  const Stack *encoder;        // NULL if the caller passes the encoder's states, so that nothing is encoded here.
+  const Stack *encoder;        // The encoder is NULL if the caller passes its states, so that nothing is encoded here.
   const Stack *decoder;
   const Linear *logits;
-  const int32_t *source;       // Tokens of all sentences lie side by side [source tokens].
-  const int64_t *starts;       // Each sentence begins at its number [sentences + 1].
-  float *states;               // The encoder's last states have the shape [source tokens, padded width].
-  float *source_cache;         // It has the shape [layers, source tokens, 2, padded width].
-  float *cache;                // It has the shape [capacity, layers, rows, 2, padded width].
-  int32_t *tokens;             // The caller writes the prompt into it [longest, rows].
-  int32_t *ancestors;          // They name the row that wrote each token of a row; steps alternate [2, rows, longest].
-  float *running_scores;       // They are log P, falling [sentences, beams].
-  float *finished_scores;      // They are log P divided by the penalty, falling [sentences, beams].
-  int32_t *finished_lengths;   // A length of 0 marks a beam without a finished translation [sentences, beams].
-  int32_t *finished;           // Tokens of the finished translations lie here [sentences, beams, longest].
-  int64_t *results;            // Tokens are returned here [sentences, returned, longest].
-  int64_t *result_lengths;     // It has the shape [sentences, returned].
-  uint8_t *is_done;            // It has a number for each sentence.
-  int64_t *lengths;            // They count tokens of a row in each part, and are 0 at first.
+  const int32_t *source;       // Tokens of all source sentences lie side by side [source tokens].
+  const int64_t *starts;  // Each sentence begins at its entry of `starts` among the source tokens [sentences + 1].
+  float *states;               // The encoder's last states are [source tokens, padded width].
+  float *source_cache;         // Keys and values of the source are [layers, source tokens, 2, padded width].
+  float *cache;                // Keys and values of target tokens are [capacity, layers, rows, 2, padded width].
+  int32_t *tokens;             // The caller writes the prompt into the target tokens [longest, rows].
+  int32_t *ancestors;  // Ancestors name the row that wrote each token of a row; steps alternate [2, rows, longest].
+  float *running_scores;       // Scores log P of unfinished beams fall within a sentence [sentences, beams].
+  float *finished_scores;      // Finished scores, log P divided by the length penalty, fall [sentences, beams].
+  int32_t *finished_lengths;  // A finished length of 0 marks a beam without a finished translation [sentences, beams].
+  int32_t *finished;           // Tokens of finished translations are [sentences, beams, longest].
+  int64_t *results;            // Tokens that the search returns are [sentences, returned, longest].
+  int64_t *result_lengths;     // Lengths of the returned translations are [sentences, returned].
+  uint8_t *is_done;            // Each sentence has a flag, which is 1 when its search is done.
+  int64_t *lengths;            // Lengths count the tokens of a row in each part of the sentences, and are 0 at first.
   const Rule *rules;
-  const int32_t *ends;         // These tokens end a translation.
-  const float *penalties;      // log P of n tokens is divided by the n-th [longest + 1].
-  float *shown_logits;         // Logits of the first row after the prompt are copied here, unless it is NULL.
-  uint8_t *is_broken;          // A part sets 1 at an infinity or a NaN, which comparisons would ignore.
-  float *scratch;              // It has the shape [parts, scratch_size].
+  const int32_t *ends;         // A translation ends with one of these tokens.
+  const float *penalties;      // The n-th penalty divides log P of a translation of n tokens [longest + 1].
+  float *shown_logits;  // Logits of the first row after the prompt are copied to `shown_logits` unless it is NULL.
+  uint8_t *is_broken;          // A part sets its flag to 1 at an infinity or a NaN, which comparisons would ignore.
+  float *scratch;              // Scratch memory has the shape [parts, scratch_size].
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
   int64_t parts, rule_count, end_count, early_stopping, is_beam_search;
-  int64_t is_renormalized;     // If set, log P is normalised over the tokens that no rule forbids.
-  float last_penalty;          // The longest possible translation has this length penalty.
+  int64_t is_renormalized;     // With renormalisation, log P is taken over the tokens that no rule forbids.
+  float last_penalty;          // `last_penalty` is the length penalty of the longest possible translation.
 } Search;
 
-typedef struct {  // A row sees the keys before `count`.
-  const float *states;  // Each state is a key and its value.
-  const int32_t *rows;  // It names the row that wrote each key, or is NULL.
-  int64_t step, row, count, own;  // The query's own token has index own.
+typedef struct {  // A query row sees the first `count` keys and values.
+  const float *states;  // The state of a token is its key and its value.
+  // `rows` names the row that wrote each key of the cache, or is NULL for keys that lie in order.
+  const int32_t *rows;
+  int64_t step, row, count, own;  // The query's own token has the index `own` among the keys.
 } Keys;
 
 typedef struct {
-  int64_t width, inner;  // Both are padded.
-  float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // Each has a row for each token.
+  int64_t width, inner;  // Both widths of rows include padding up to whole vectors.
+  float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // Buffers of states have a row for each token.
   uint8_t *bytes;
-  float *steps, *lows;   // A row of bytes stands for low + step · byte.
+  float *steps, *lows;   // A byte of a quantised row stands for low + step · byte.
   float *logits, *best, *largest, *sum, *weights, *widened;
   int32_t *best_tokens, *slots, *sentences;
   Keys *keys;
@@ -147,13 +151,14 @@ typedef struct {
   const uint8_t *bytes;
   int64_t row, bytes_row;
   const float *steps, *lows;
-  float *widened;  // bfloat16 weights are widened in this memory.
+  float *widened;  // `widened` is memory for bfloat16 weights as float32.
   uint8_t *is_broken;
 } Input;
 
-// ------------------------------------------------------------------------------------------------------ linear maps
+// ---------------------------------------------------------------- Linear maps have float32, bfloat16 or int8 weights.
 
-// Adding vectors pairwise gives all their sums in one vector, which is faster than one sum at a time.
+// `sum_each` adds LANES vectors pairwise: one vector then holds all their sums, which is faster than one sum at a
+// time.
 INLINE vec sum_each(vec sums[LANES]) {
 #pragma GCC unroll 4
   for (int half = LANES / 2; half; half /= 2)
@@ -163,7 +168,8 @@ INLINE vec sum_each(vec sums[LANES]) {
   return sums[0];
 }
 
-// It computes min(`count`, SUMS / rows) outputs; with few rows many outputs share each load of x.
+// `dot_tile` computes min(`count`, SUMS / rows) outputs of a linear map; with few rows many outputs share each load of
+// x.
 INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, int64_t count, const float *x,
                      int64_t x_row, float *y, int64_t y_row) {
   const int outputs = SUMS / rows, bytes = is_bfloat16 ? 2 : 4;
@@ -173,7 +179,8 @@ INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, 
   for (int i = 0; i < SUMS; ++i) sums[i] = splat(0);
 #pragma GCC unroll 16
   for (int o = 0; o < outputs; ++o) weights[o] = (const char *)weight + min_of(o, count - 1) * in * bytes;
-  int64_t k = 0, ahead = 2 * OUTPUTS * in;  // The CPU's own prefetching does not look this far ahead.
+  // Weights are prefetched in code, because the CPU's own prefetching does not look so far ahead.
+  int64_t k = 0, ahead = 2 * OUTPUTS * in;
   for (; k + LANES <= in; k += LANES) {
     vec right[SUMS];
 #pragma GCC unroll 16
@@ -205,7 +212,7 @@ INLINE void dot_tile(int rows, int is_bfloat16, const void *weight, int64_t in, 
   }
 }
 
-// Rows pass in groups of four, two or one, so that a group's sums stay in registers.
+// Rows pass through a linear map in groups of four, two or one, so that a group's sums stay in registers.
 INLINE void dot_rows(int is_bfloat16, const void *weight, int64_t in, int64_t count, Input input, int64_t rows,
                      float *y, int64_t y_row) {
   const int bytes = is_bfloat16 ? 2 : 4;
@@ -248,12 +255,14 @@ static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Inp
       }
 }
 
-// Each sum grows by the products of four bytes; the left ones are made by `input_of`, so their range is known.
+// `multiply_bytes` adds the products of four bytes to each sum; the left bytes are made by `input_of`, so their range
+// is known.
 INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
 #if defined(__AVX512VNNI__)
   return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
 #elif defined(__AVX2__) && VECTOR_BYTES == 32
-  // maddubs takes unsigned left factors, so the weights' sizes go there and their signs move to the inputs.
+  // AVX2's maddubs takes unsigned left factors, so absolute values of the weights go there and their signs move to the
+  // inputs.
   __m256i sizes = _mm256_abs_epi8((__m256i)right), signed_left = _mm256_sign_epi8((__m256i)left, (__m256i)right);
   return sums + (ivec)_mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed_left), _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -265,7 +274,7 @@ INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
 #endif
 }
 
-// Four vectors of outputs share each load of the inputs' bytes.
+// `byte_tile` computes four vectors of outputs from int8 weights, so that these share each load of the inputs' bytes.
 INLINE void byte_tile(int rows, const Linear *map, int64_t first, int64_t last, const Input *input, int64_t row,
                       float *y, int64_t y_row) {
   ivec sums[4][4];
@@ -319,7 +328,8 @@ static void multiply_integers(const Linear *map, int64_t first, int64_t last, In
     }
 }
 
-// Outputs from `first` up to `last` are made. `first` must be a multiple of LANES, because int8 weights lie in vectors.
+// `multiply_some` makes the outputs of a linear map from `first` up to `last`. `first` must be a multiple of LANES,
+// because int8 weights lie in vectors.
 static void multiply_some(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
                           int64_t y_row) {
   if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
@@ -327,14 +337,15 @@ static void multiply_some(const Linear *map, int64_t first, int64_t last, Input 
   vec products = splat(0);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t o = 0; o < last - first; o += LANES) products += read_vector(0, y + r * y_row, o, last - first) * 0;
-  if (sum_of(products) != 0) *input.is_broken = 1;  // Infinity and NaN times 0 are NaN, which differs from 0.
+  // Infinity and NaN times 0 are NaN, which differs from 0, so broken outputs are noticed.
+  if (sum_of(products) != 0) *input.is_broken = 1;
 }
 
 static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
   multiply_some(map, 0, map->out, input, rows, y, y_row);
 }
 
-// Maps with int8 weights read rows of integers q, which stand for low + step·q; the lowest q is −CENTER.
+// Linear maps with int8 weights read rows of integers q, which stand for low + step·q; the lowest q is −CENTER.
 static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
   Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows, work->widened, work->is_broken};
   if (!map->packed) return input;
@@ -359,7 +370,7 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    if (broken != 0) {  // Converting NaN to an integer is undefined.
+    if (broken != 0) {  // A broken row is not rounded, because converting NaN to an integer is undefined.
       *work->is_broken = 1;
       continue;
     }
@@ -380,7 +391,7 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
   return input;
 }
 
-// ------------------------------------------------------------------------------------------------- norms, functions
+// ------------------------------------------------------------- Norms and activation functions take one row at a time.
 
 static void normalize(const Norm *norm, const float *x, float *y, int64_t width) {
   float mean = 0, factor = 1;
@@ -427,7 +438,7 @@ static void normalize_heads(const Norm *norm, float *x, int64_t rows, int64_t ro
     }
 }
 
-// Two functions occur in feed-forward layers alone, so they are here and not in vectors.h.
+// GELU by tanh and swish occur in feed-forward layers alone, so they are here and not in vectors.h.
 INLINE vec function_of(vec z, int kind, float beta) {
   if (kind == GELU_TANH) return z * sigmoid_of(1.5957691f * (z + 0.044715f * z * z * z));
   if (kind == SWISH) return z * sigmoid_of(beta * z);
@@ -440,9 +451,10 @@ static float largest_of(const float *z, int64_t count) {
   return largest;
 }
 
-// From here on rows have memory up to a whole vector, so that loops take whole vectors.
+// Rows of all functions below have memory up to a whole vector, so that loops take whole vectors.
 
-// Subtracting the largest z keeps the powers finite. Callers divide by their sum, so it is returned.
+// `exponentiate` subtracts the largest score, which keeps the powers finite. Callers divide by the sum of powers, so
+// it is returned.
 static float exponentiate(float *z, int64_t count, float largest) {
   vec sums = splat(0);
   for (int64_t j = 0; j < count; j += LANES) {
@@ -458,13 +470,14 @@ static void scale_row(float *z, int64_t count, float factor) {
   for (int64_t j = 0; j < count; j += LANES) STORE(z + j, LOAD(z + j) * factor);
 }
 
-// Sparsemax and 1.5-entmax are max(z/p − τ, 0)^p with sum 1. τ depends on the sorted scores, which `ordered` holds.
+// The weights of sparsemax (p = 1) and 1.5-entmax (p = 2) are max(z/p − τ, 0)^p and sum to 1. The threshold τ depends
+// on the sorted scores, which `ordered` holds.
 static void make_sparse(float *z, int64_t count, int power, float *ordered) {
   float largest = largest_of(z, count), sum = 0, squares = 0, threshold = -1;
   int64_t held = 0;
   for (int64_t j = 0; j < count; ++j) {
     z[j] = (z[j] - largest) / power;
-    if (!(z[j] > -1)) continue;  // τ is at least -1, so lower scores get the weight 0.
+    if (!(z[j] > -1)) continue;  // The threshold τ is at least -1, so lower scores get the weight 0.
     int64_t rank = held++;
     for (; rank && ordered[rank - 1] < z[j]; --rank) ordered[rank] = ordered[rank - 1];
     ordered[rank] = z[j];
@@ -483,7 +496,7 @@ static void make_sparse(float *z, int64_t count, int power, float *ordered) {
   }
 }
 
-// Weights replace the scores of a row, as scores are not needed again; `spare` is memory for sorting them.
+// `weigh` replaces the scores of a row by weights, as scores are not needed again; `spare` is memory for sorting them.
 static void weigh(int kind, float *z, int64_t count, float threshold, float *spare) {
   for (int64_t j = 0; threshold != 0 && j < count; ++j) z[j] -= threshold;
   if (kind < SOFTMAX) {
@@ -518,7 +531,7 @@ static float length_factor(int form, int64_t count, int64_t width) {
   return form == LOG_LENGTH ? logs : sqrtf(2 * logs / width);
 }
 
-// -------------------------------------------------------------------------------------------------------- attention
+// ---------------------------------------------------------- Attention computes the output of one query row at a time.
 
 INLINE const float *key_of(const Keys *keys, int64_t j) {
   return keys->states + j * keys->step + (keys->rows ? keys->rows[j] * keys->row : 0);
@@ -532,7 +545,7 @@ INLINE vec dot(const float *a, const float *b, int64_t width) {
   return sums;
 }
 
-// It computes Σ_j w_j·v_j for a constant number of vectors, whose sums stay in registers.
+// `add_values` computes Σ_j w_j·v_j for a constant number of vectors, whose sums stay in registers.
 INLINE void add_values(int vectors, const Keys *keys, const float *weights, int64_t offset, int64_t d, int64_t width,
                        float *output) {
   vec sums[4];
@@ -549,8 +562,8 @@ INLINE void add_values(int vectors, const Keys *keys, const float *weights, int6
   for (int v = 0; v < vectors; ++v) write_vector(0, output, d + v * LANES, width, sums[v]);
 }
 
-// Exclusive attention removes the part of the output along its own value: u − (u·v̂) v̂. A rest as small as rounding
-// becomes 0, as in Python, because its direction would be noise.
+// Exclusive attention removes the part of an output u along the query's own value v: u − (u·v̂) v̂. A rest as small as
+// rounding becomes 0, as in Python, because its direction would be noise.
 static void remove_projection(float *output, const float *value, int64_t width) {
   float along = sum_of(dot(output, value, width)), square = sum_of(dot(value, value, width));
   float whole = sum_of(dot(output, output, width)), length = sqrtf(square);
@@ -560,7 +573,7 @@ static void remove_projection(float *output, const float *value, int64_t width) 
   if (sqrtf(rest) < 8 * 1.1920929e-7f * sqrtf(whole)) memset(output, 0, width * sizeof(float));
 }
 
-// A decoding step has one query for each row, so heads are taken one by one.
+// `attend` takes heads one by one, because a decoding step has one query for each row.
 static void attend(const Attention *attention, const Keys *keys, float *query, int64_t heads, int64_t width,
                    int64_t padded, float *weights, float *output) {
   int64_t count = keys->count;
@@ -607,8 +620,8 @@ static void make_keys(const Attention *attention, const Work *work, Input input,
   normalize_heads(&attention->value_norm, keys + work->width, rows, row, heads, width / heads);
 }
 
-// The branch's output replaces `work->y`. The callers make queries and `work->keys`, in which self- and cross-attention
-// differ.
+// `finish_attention` replaces `work->y` by the output of attention. Its callers make queries and `work->keys`, in
+// which self- and cross-attention differ.
 static void finish_attention(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
                              int64_t width) {
   int64_t padded = work->width;
@@ -637,9 +650,9 @@ static void make_queries(const Attention *attention, const Work *work, Input inp
   normalize_heads(&attention->query_length, work->query, rows, work->width, heads, width / heads);
 }
 
-// ----------------------------------------------------------------------------------------------------------- layers
+// -------------------------------------------------------- Layers add the outputs of their branches to a residual sum.
 
-// A branch reads `work->y`, because `work->x` must stay for the residual sum.
+// A branch of a layer reads `work->y`, because `work->x` must stay for the residual sum.
 static void begin_branch(const Stack *stack, const Norm *norm, const Work *work, int64_t rows, int64_t width) {
   if (stack->is_pre_norm) normalize_rows(norm, work->x, work->y, rows, work->width, width);
   else memcpy(work->y, work->x, rows * work->width * sizeof(float));
@@ -692,7 +705,7 @@ static void embed(const Stack *stack, int32_t token, int64_t position, int64_t w
   normalize(&stack->sum_norm, x, x, width);
 }
 
-// Sentences from `first` up to `last` are encoded together, so that each weight is read once for all of them.
+// `encode` takes the sentences from `first` up to `last` together, so that each weight is read once for all of them.
 static void encode(const Search *search, const Work *work, int64_t first, int64_t last) {
   const Stack *stack = search->encoder;
   int64_t begin = search->starts[first], rows = search->starts[last] - begin, width = search->width;
@@ -717,7 +730,7 @@ static void encode(const Search *search, const Work *work, int64_t first, int64_
     normalize(&stack->last_norm, work->x + r * padded, search->states + (begin + r) * padded, width);
 }
 
-// Only the last token of each row is computed, into `work->y`, since the cache has the keys of earlier ones.
+// `decode` computes only the last token of each row, into `work->y`, since the cache has the keys of earlier tokens.
 static void decode(const Search *search, const Work *work, int64_t rows, int64_t position) {
   const Stack *stack = search->decoder;
   int64_t width = search->width, padded = work->width, all_rows = search->sentences * search->beams;
@@ -754,7 +767,7 @@ static void decode(const Search *search, const Work *work, int64_t rows, int64_t
   normalize_rows(&stack->last_norm, work->x, work->y, rows, padded, width);
 }
 
-// ------------------------------------------------------------------------------------------------------ best tokens
+// ----------------------------------------------------------------------- The best next tokens of each row are chosen.
 
 INLINE uint32_t greater_bits(vec numbers, float than) {
 #if defined(__AVX512F__)
@@ -780,21 +793,22 @@ static void insert_candidate(float *best, int32_t *tokens, int64_t number, float
   tokens[rank] = token;
 }
 
-// Beam search looks at this many continuations of a sentence in all, so a row needs at most as many.
+// Beam search looks at `candidate_count` continuations of a sentence in all, so a row needs at most as many.
 static int64_t candidate_count(const Search *search) {
   int64_t number = search->is_beam_search ? (search->end_count > 1 ? 1 + search->end_count : 2) * search->beams : 1;
   return min_of(number, search->logits->out);
 }
 
-// A forbidden token gets the logit −∞. `logits` begins at the token `first`, as the vocabulary is taken in blocks.
+// A token that a rule forbids gets the logit −∞. `logits` begins at the token `first`, as the vocabulary is taken in
+// blocks.
 static void mask_forbidden(const Search *search, int64_t length, int64_t first, int64_t count, float *logits) {
   for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
     for (int64_t i = 0; rule->first_length <= length && length < rule->last_length && i < rule->count; ++i)
       if (first <= rule->tokens[i] && rule->tokens[i] < first + count) logits[rule->tokens[i] - first] = -INFINITY;
 }
 
-// The vocabulary is taken in blocks, so that logits stay in the cache: `work->best` keeps the best so far, falling.
-// Beams need log P, whose sum is carried from block to block.
+// The vocabulary is taken in blocks, so that logits stay in the cache: `work->best` keeps the best so far in falling
+// order. Beams need log P, for which a sum over the vocabulary is carried from block to block.
 static void find_best_tokens(const Search *search, const Work *work, int64_t rows, int64_t length) {
   const Linear *map = search->logits;
   int64_t number = candidate_count(search);
@@ -843,7 +857,7 @@ static void find_best_tokens(const Search *search, const Work *work, int64_t row
       work->best[r * number + i] -= work->largest[r] + logf(work->sum[r]);
 }
 
-// ----------------------------------------------------------------------------------------------------------- search
+// ------------------------------------------------------------- The search appends tokens until each sentence is done.
 
 static int is_end(const Search *search, int32_t token) {
   for (int64_t i = 0; i < search->end_count; ++i)
@@ -851,7 +865,8 @@ static int is_end(const Search *search, int32_t token) {
   return 0;
 }
 
-// While searching, tokens lie by step; a result is one row, so its tokens are copied when the sentence ends.
+// While the greedy search runs, tokens of all sentences lie by step; a result is one row, so its tokens are copied
+// when the sentence ends.
 static void advance_greedily(const Search *search, int64_t sentence, int64_t length, int32_t token) {
   search->tokens[length * search->sentences + sentence] = token;
   if (!is_end(search, token) && length + 1 < search->max_length) return;
@@ -861,7 +876,8 @@ static void advance_greedily(const Search *search, int64_t sentence, int64_t len
     search->results[sentence * search->longest + p] = search->tokens[p * search->sentences + sentence];
 }
 
-// Finished translations are kept in order, so that the worst one is the last, and is lost.
+// Finished translations of a sentence are kept in order of score, so that a better one pushes out the last, which is
+// the worst.
 static void insert_finished(const Search *search, int64_t sentence, const int32_t *rows, int64_t parent, int64_t length,
                    int32_t token, float score) {
   int64_t beams = search->beams, all_rows = search->sentences * beams, rank = beams - 1;
@@ -882,7 +898,8 @@ static void insert_finished(const Search *search, int64_t sentence, const int32_
   finished[rank * search->longest + length] = token;
 }
 
-// It follows the rules of transformers' beam search to the letter, so that both give the same translation.
+// `advance_beams` follows the rules of transformers' beam search to the letter, so that both give the same
+// translation.
 static void advance_beams(const Search *search, int64_t sentence, int64_t length, const float *best,
                           const int32_t *tokens) {
   int64_t beams = search->beams, all_rows = search->sentences * beams, first = sentence * beams;
@@ -915,7 +932,8 @@ static void advance_beams(const Search *search, int64_t sentence, int64_t length
       kept_scores[kept++] = score;
     }
   }
-  for (int64_t b = kept; kept && b < beams; ++b)  // A small vocabulary may have fewer continuations than beams.
+  // A small vocabulary may have fewer continuations than beams, so beams without one get log P = −∞.
+  for (int64_t b = kept; kept && b < beams; ++b)
     parents[b] = parents[0], kept_tokens[b] = kept_tokens[0], kept_scores[b] = -INFINITY;
   for (int64_t b = 0; kept && b < beams; ++b) {
     memcpy(new + (first + b) * longest, old + parents[b] * longest, (length - 1) * sizeof(int32_t));
@@ -941,7 +959,8 @@ static void advance_beams(const Search *search, int64_t sentence, int64_t length
 
 INLINE int64_t first_sentence(const Search *search, int64_t part) { return search->sentences * part / search->parts; }
 
-// The same function sizes the memory and divides it, so that the two cannot disagree. It returns the size.
+// `lay_out_scratch` both sizes the scratch memory and divides it, so that the two cannot disagree. It returns the
+// size.
 static int64_t lay_out_scratch(const Search *search, int64_t part, float *scratch, Work *work) {
   float *start = scratch;
   int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1);
@@ -981,11 +1000,12 @@ static int64_t lay_out_scratch(const Search *search, int64_t part, float *scratc
   return scratch - start;
 }
 
-// All parts get as much as the largest one needs, so that a part's memory begins at a multiple of it.
+// Each part of the sentences gets as much scratch memory as the largest part needs, so that the memory of a part
+// begins at a multiple of this size.
 int64_t translate_scratch(const Search *search) {
   int64_t most = 0;
   Work work;
-  float any;  // Only differences of addresses count, but arithmetic on NULL is undefined.
+  float any;  // The size of memory follows from differences of addresses alone, but arithmetic on NULL is undefined.
   for (int64_t part = 0; part < search->parts; ++part) {
     int64_t size = lay_out_scratch(search, part, &any, &work);
     most = size > most ? size : most;
@@ -1012,11 +1032,12 @@ static void encode_source(const Search *search, const Work *work, int64_t first,
   }
 }
 
-// A part stops when its sentences are done, or when the cache or the positions are full: Python then makes larger ones
-// and calls again.
+// A part of the search stops when its sentences are done, or when the cache or the positions are full: Python then
+// makes larger ones and calls again.
 static void translate_part(const Search *search, int64_t part, float *scratch) {
   Work work;
-  memset(scratch, 0, lay_out_scratch(search, part, scratch, &work) * sizeof(float));  // Rows must end with zeros.
+  // Scratch memory begins as zeros, because padded rows must end with zeros.
+  memset(scratch, 0, lay_out_scratch(search, part, scratch, &work) * sizeof(float));
   work.is_broken = search->is_broken + part;
   int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1), beams = search->beams;
   int64_t number = candidate_count(search), length = search->lengths[part];
@@ -1047,7 +1068,7 @@ static void translate_part(const Search *search, int64_t part, float *scratch) {
   search->lengths[part] = length;
 }
 
-// PyTorch gives each thread a range of parts.
+// PyTorch gives each thread a range of parts, each with some of the sentences to translate.
 void translate(int64_t begin, int64_t end, void *context) {
   const Search *search = context;
   for (int64_t part = begin; part < end; ++part)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from . import ACTIVATIONS as ELEMENTWISE
 from . import Structure, _fields
 
-# The order is that of decoder.c, because C gets an index.
+# The names of norms, activations and forms have the order of decoder.c, because C gets an index.
 NORMS = ("none", "layer", "rms", "unit_length")
 ACTIVATIONS = (
     *ELEMENTWISE,

@@ -12,12 +12,12 @@
 
 typedef struct {
   const void *input, *grad_output;
-  void *output;                   // The backward pass writes the gradient of x here.
-  const float *gain, *gate;       // They are g and w [width], or NULL.
-  float *grad_gain, *grad_gate;   // They have the shape [parts, width], or are NULL.
-  float *scratch;                 // It has the shape [parts, scratch_size].
+  void *output;                   // The backward pass writes the gradient of x to `output`.
+  const float *gain, *gate;       // Gain g and gate w of a norm are [width], or NULL.
+  float *grad_gain, *grad_gate;   // Gradients of gain and gate are [parts, width], or NULL.
+  float *scratch;                 // Scratch memory has the shape [parts, scratch_size].
   int64_t scratch_size, rows, width;
-  int64_t parts;                  // Each part of the rows has its own sums, so that threads never wait.
+  int64_t parts;                  // Each part of the rows has its own sums of gradients, so that threads never wait.
   float eps;
   int32_t is_mean, is_bfloat16;
 } Norm;
@@ -26,7 +26,8 @@ INLINE void *row_pointer(const Norm *norm, const void *states, int64_t row) {
   return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
 }
 
-// Both passes need 1/ρ. The backward pass needs its derivative too: d(1/ρ)/d(½·Σ x²) = −slope/ρ².
+// Both passes of a norm need 1/ρ of each row. The backward pass needs its derivative too: d(1/ρ)/d(½·Σ x²) =
+// −slope/ρ².
 typedef struct {
   float factor, slope;
 } Scale;
@@ -57,8 +58,8 @@ INLINE void forward_row(const Norm *norm, int64_t row, int is_bfloat16, int has_
   }
 }
 
-// `direct` holds the gradient of x at a constant ρ, because the part that comes through ρ needs a sum over the row
-// first.
+// `direct` holds the gradient of a norm's input x at a constant ρ, because the part that comes through ρ needs a sum
+// over the row first.
 INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *grad_gain, float *grad_gate,
                          int is_bfloat16, int has_gain, int has_gate) {
   const void *input = row_pointer(norm, norm->input, row), *grad_output = row_pointer(norm, norm->grad_output, row);
@@ -82,14 +83,15 @@ INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *gr
     dot += grad * x;
     STORE(direct + d, grad * scale.factor + of_input);
   }
-  float share = sum_of(dot) * scale.factor * scale.slope * scale.factor;  // In another order factor³ may overflow.
+  // The factors are multiplied in an order that avoids 1/ρ³, which may overflow.
+  float share = sum_of(dot) * scale.factor * scale.slope * scale.factor;
   for (int64_t d = 0; d < norm->width; d += LANES) {
     vec x = read_vector(is_bfloat16, input, d, norm->width);
     write_vector(is_bfloat16, row_pointer(norm, norm->output, row), d, norm->width, LOAD(direct + d) - x * share);
   }
 }
 
-// Constant flags let the compiler make a loop without branches for each kind of norm.
+// Constant flags for dtype, gain and gate let the compiler make a loop without branches for each kind of norm.
 #define BY_KIND(CALL) \
   switch (norm->is_bfloat16 * 3 + (norm->gain != NULL) + (norm->gate != NULL)) { \
     case 0: CALL(0, 0, 0); break; \

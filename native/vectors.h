@@ -56,7 +56,7 @@ INLINE ivec lane_indices(void) {
 #define SHUFFLE(first, second, ...) __builtin_shuffle(first, second, (ivec){__VA_ARGS__})
 #endif
 
-// These interleave the lanes of two vectors, because a few such shuffles transpose a block.
+// FIRST_HALVES and SECOND_HALVES interleave the lanes of two vectors, because a few such shuffles transpose a block.
 #if VECTOR_BYTES == 64
 #define FIRST_HALVES(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define SECOND_HALVES(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
@@ -68,7 +68,8 @@ INLINE ivec lane_indices(void) {
 #define SECOND_HALVES(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
 #endif
 
-// A block is transposed by log2(LANES) perfect shuffles, since a load for each number would be slower.
+// A block of LANES vectors is transposed by log2(LANES) perfect shuffles, since a load for each number would be
+// slower.
 INLINE void transpose(vec block[LANES]) {
 #pragma GCC unroll 4
   for (int pass = 1; pass < LANES; pass *= 2) {
@@ -85,7 +86,8 @@ INLINE void transpose(vec block[LANES]) {
 
 INLINE float sum_of(vec numbers) {
 #if defined(__AVX512F__) && VECTOR_BYTES == 64
-  return _mm512_reduce_add_ps((__m512)numbers);  // It adds in the order of the loop below, so results are equal.
+  // AVX-512's reduction adds lanes in the order of the loop for other CPUs, so results are equal.
+  return _mm512_reduce_add_ps((__m512)numbers);
 #else
   float sums[LANES];
   STORE(sums, numbers);
@@ -97,7 +99,8 @@ INLINE float sum_of(vec numbers) {
 #endif
 }
 
-// This is log max(x, smallest normal number), as weights may be 0. The polynomial on [√½, √2) is that of Cephes' logf.
+// `log_of` computes log max(x, smallest normal number), as weights may be 0. The polynomial on [√½, √2) is that of
+// Cephes' logf.
 INLINE vec log_of(vec x) {
   x = blend(x > 1.17549435e-38f, x, splat(1.17549435e-38f));
   ivec bits = (ivec)x, exponent = (bits >> 23) - 127;
@@ -118,11 +121,11 @@ INLINE vec log_of(vec x) {
   return mantissa + small + power * 0.693359375f;
 }
 
-// x is clamped to ±87, where exp x is still a normal float. The polynomial is that of Cephes' expf.
+// `exp_of` clamps x to ±87, where exp x is still a normal float. The polynomial is that of Cephes' expf.
 INLINE vec exp_of(vec x) {
   x = blend(x > 87, splat(87), x);
   x = blend(x < -87, splat(-87), x);
-  vec power = x * 1.44269504f + 12582912.0f;  // Adding 1.5 · 2^23 rounds to an integer in the last bits.
+  vec power = x * 1.44269504f + 12582912.0f;  // Adding 1.5 · 2^23 to a float leaves its integer in the last bits.
   ivec exponent = (ivec)power - 0x4b400000;
   power -= 12582912.0f;
   vec rest = x - power * 0.693359375f + power * 2.12194440e-4f;
@@ -136,7 +139,7 @@ INLINE vec exp_of(vec x) {
 
 INLINE vec sigmoid_of(vec x) { return 1 / (1 + exp_of(-x)); }
 
-// This is log(1 + x) for x from 0 to 1. The quotient restores the digits that a small x loses in 1 + x.
+// `log1p_of` computes log(1 + x) for x from 0 to 1. The quotient restores the digits that a small x loses in 1 + x.
 INLINE vec log1p_of(vec x) {
   vec sum = 1 + x, rest = sum - 1;
   return blend(rest == 0, x, log_of(sum) * (x / rest));
@@ -153,12 +156,13 @@ INLINE vec normal_cdf(vec x) {
   return blend(x < 0, rest, 1 - rest);
 }
 
-// These are the elementwise φ. `ACTIVATIONS` of `__init__.py` has the same order, as it passes the number.
+// The enum numbers the elementwise activations φ. `ACTIVATIONS` of `__init__.py` has the same order, as Python passes
+// the number to C.
 enum { RELU, RELU2, RELU6, LEAKY_RELU, GELU, SOFTPLUS, SIGMOID, IDENTITY, STEP, OTHER_ACTIVATIONS };
 #define FOR_EACH_ACTIVATION(DO) \
   DO(RELU) DO(RELU2) DO(RELU6) DO(LEAKY_RELU) DO(GELU) DO(SOFTPLUS) DO(SIGMOID) DO(IDENTITY) DO(STEP)
 
-// The comparisons are negated so that NaN stays NaN, and a broken input can be seen in the output.
+// Comparisons in an activation are negated so that NaN stays NaN, and a broken input can be seen in the output.
 INLINE vec activated(vec z, int activation) {
   vec positive = masked(~(z <= 0), z);
   switch (activation) {
@@ -167,7 +171,7 @@ INLINE vec activated(vec z, int activation) {
     case RELU6: return blend(positive > 6, splat(6), positive);
     case LEAKY_RELU: return blend(z > 0, z, z * 0.01f);
     case GELU: return z * normal_cdf(z);
-    // Below -87 `exp_of` is clamped; weights are 0 there, or a row of them would get a wrong sum.
+    // Below -87 `exp_of` is clamped; weights are set to 0 there, or a row of them would get a wrong sum.
     case SOFTPLUS: return masked(~(z <= -87), positive + log1p_of(exp_of(blend(z < 0, z, -z))));
     case SIGMOID: return masked(~(z <= -87), sigmoid_of(z));
     case STEP: return blend(z > 0, splat(1), positive * 0);
@@ -175,7 +179,7 @@ INLINE vec activated(vec z, int activation) {
   }
 }
 
-// The chain rule gives gradient · φ′(z).
+// By the chain rule, the gradient of a score z is gradient · φ′(z).
 INLINE vec times_derivative(vec gradient, vec z, int activation) {
   switch (activation) {
     case RELU: return masked(~(z <= 0), gradient);
@@ -190,7 +194,8 @@ INLINE vec times_derivative(vec gradient, vec z, int activation) {
   }
 }
 
-// A row may end within a vector: lanes behind its last number become 0, and memory there is not read.
+// A row may end within a vector: `read_vector` makes lanes behind its last number 0, and does not read the memory
+// there.
 INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t width) {
   int64_t count = min_of(width - d, LANES);
   if (is_bfloat16) {
@@ -215,14 +220,14 @@ INLINE hvec to_bfloat16(vec numbers) {
   uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   rounded = (uvec)blend(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
 #if defined(__AVX512F__)
-  return (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // GCC 12 does not choose this instruction itself.
+  return (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // GCC 12 would not choose this narrowing instruction itself.
 #else
   return __builtin_convertvector(rounded, hvec);
 #endif
 #endif
 }
 
-// Instructions for pairs of bfloat16 read 32-bit words with a number of each vector.
+// Products of bfloat16 pairs read 32-bit words, so `pack_pairs` puts a number of each vector into one word.
 INLINE vec pack_pairs(vec first, vec second) {
   uvec low = __builtin_convertvector(to_bfloat16(first), uvec);
   uvec high = __builtin_convertvector(to_bfloat16(second), uvec);
