@@ -16,7 +16,8 @@ from .norms import norm
 from .search import SearchMixin, explain_search
 from .softmax1 import softmax1
 
-INTERFACE = 4  # Callers ask for it; it counts up when a name above changes its arguments or its meaning.
+# Callers ask for the interface number, which counts up when an exported name changes its arguments or meaning.
+INTERFACE = 4
 
 __all__ = [
     "ACTIVATIONS",

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 
-# Each φ must compute what the models' code does.
+# Each activation φ must compute what the models' code does.
 _FUNCTIONS = {
     "relu": functional.relu,
     "relu2": lambda z: functional.relu(z).square(),
@@ -34,12 +34,13 @@ GRADIENTS = {
     "identity": lambda gradient, z, w: gradient,
 }
 ACTIVATIONS = tuple(GRADIENTS)
-# Distributions with Σ_j φ(a·z_ij − θ_i) = 1, where each row has its own θ_i → φ, a, and φ′ up to a factor.
+# In these distributions Σ_j φ(a·z_ij − θ_i) = 1, where each row has its own θ_i; each name has φ, a, and φ′ up to a
+# factor.
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # For these φ ≥ 0.
-HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # For these φ(a·x) = a·φ(x) if a > 0.
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # These activations have φ ≥ 0.
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # For these activations φ(a·x) = a·φ(x) if a > 0.
 
 
 def activate(activation: str, scores: Tensor) -> Tensor:
@@ -86,7 +87,8 @@ class PassOptions(NamedTuple):
     needed_statistics: str = "none"
 
 
-TENSORS = PassOptions._fields.index("activation")  # The first fields are tensors or None.
+# The fields of `PassOptions` before `activation` are tensors or None.
+TENSORS = PassOptions._fields.index("activation")
 
 
 def can_scale_weights(options: PassOptions, dtype: torch.dtype) -> bool:

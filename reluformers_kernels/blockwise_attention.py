@@ -21,14 +21,17 @@ from .activations import GRADIENTS, PassOptions, activate, aten
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
-# A block of weights has so many numbers for each thread; with its operands it must stay in a core's cache.
+# A block has at most this many attention weights for each thread: with its operands it must stay in a core's cache.
 _ELEMENTS = 2**19
-# It has at most so many queries and keys, whose rows must lie in the cache beside it.
+# A block of attention weights is limited to this many queries and keys, because their rows must lie in the cache
+# beside it.
 _ROWS = 512
 _KEYS = 1024
-# This is the least for each thread with causality, as threads wait for each other after each operation.
+# With causality a block is cut to no fewer than this many queries for each thread, as threads wait for each other
+# after each operation.
 _CAUSAL_ROWS = 64
-# There are at least so many blocks of queries, because half of each square on the diagonal is wasted.
+# With causality long queries are cut into at least this many blocks, because half of each square on the diagonal is
+# wasted.
 _CAUSAL_PARTS = 16
 
 
@@ -37,12 +40,12 @@ class _Block:
     """Weights of some queries of some heads for some keys that these may see."""
 
     number: int
-    index: tuple[int, slice, slice]  # It selects a row of the batch, heads and queries.
+    index: tuple[int, slice, slice]  # The index of a block selects a row of the batch, heads and queries.
     keys: slice
-    key: Tensor  # [heads, keys, head_dim]
+    key: Tensor  # Keys of the block are [heads, keys, head_dim].
     value: Tensor
-    mask: Tensor | None  # It is bool [1, queries or 1, keys] if visible keys have holes.
-    diagonal: int | None  # Query t sees keys up to diagonal + t of the block; None: the mask says, or all.
+    mask: Tensor | None  # The mask is bool [1, queries or 1, keys] if visible keys have holes.
+    diagonal: int | None  # Query t sees keys of the block up to diagonal + t, or with None those of the mask, or all.
 
     def take(self, states: Tensor) -> Tensor:
         """Numbers of these queries, in the dtype of products    [heads, queries, width]."""
@@ -51,14 +54,15 @@ class _Block:
     def weights(self, scores: Tensor, query: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [heads, queries, keys]."""
         row_thresholds = options.learned_threshold if _has_thresholds_of_rows(options) else options.row_thresholds
-        if row_thresholds is not None:  # Weights near 0 are differences of large numbers.
+        # The threshold θ is subtracted in float32, because weights near 0 are differences of large numbers.
+        if row_thresholds is not None:
             row_thresholds = row_thresholds.expand(query.shape[:3])[self.index][..., None]
             scores = (at_least_float32(scores) - row_thresholds).to(scores.dtype)
         elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:
             scores -= options.threshold
-        if options.activation == "relu":  # It is computed in place, because φ′ follows from w.
+        if options.activation == "relu":  # ReLU is computed in place, because φ′ follows from w.
             return self.hide(scores.relu_()), None
         return self.hide(activate(options.activation, scores)), scores
 
@@ -67,7 +71,7 @@ class _Block:
         if self.mask is not None:
             weights = weights.masked_fill(~self.mask, 0.0)
         if self.diagonal is not None and self.diagonal + 1 < weights.shape[2]:
-            first = max(self.diagonal, 0)  # Every query of the block sees the keys before it.
+            first = max(self.diagonal, 0)  # Keys before `first` are seen by every query of the block.
             weights[..., first:].tril_(self.diagonal - first)
         return weights
 
@@ -106,7 +110,7 @@ def _blocks(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, has_all_keys: bool = False
 ) -> Iterator[_Block]:
     """Everything with a visible pair, cut so that a block is neither too big nor copied to be made."""
-    # D is drawn block by block from a seed, so that both passes draw the same.
+    # Dropout is drawn block by block from a seed, so that the forward and the backward pass draw the same.
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     dtype = compute_dtype(query)
@@ -121,7 +125,7 @@ def _blocks(
         bounds = [None if part is None else part[row % len(part)] for part in (options.first_keys, options.last_keys)]
         columns = max(1, seen.stop - seen.start)
         columns = columns if has_all_keys else min(columns, _KEYS)
-        # Several threads share a product of one head badly.
+        # A block has a head for each thread where it can, because several threads share the product of one head badly.
         heads_at_once = max(1, min(heads, max(threads, elements // max(1, rows * columns))))
         height = max(1, min(rows, elements // (heads_at_once * columns)))
         for head in range(0, heads, heads_at_once):
@@ -147,7 +151,8 @@ def _visible_range(key_padding_mask: Tensor | None, row: int, key_len: int) -> t
     if key_padding_mask is None:
         return slice(0, key_len), None
     visible = key_padding_mask[row]
-    if visible.device.type != "cpu":  # Looking at it would make the host wait.
+    # A padding mask on a GPU is not read, because the host would have to wait for it.
+    if visible.device.type != "cpu":
         return slice(0, key_len), visible
     places = visible.nonzero()
     if len(places) == 0:
@@ -212,15 +217,15 @@ def blockwise_forward(
     value = _for_each_head(query, value)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     wide = wide_dtype(query.dtype)
-    # In bfloat16 a long sum would lose its small terms.
+    # Outputs are summed in a wide type, because a long sum in bfloat16 would lose its small terms.
     output = query.new_zeros(batch, query_len, heads, value.shape[-1], dtype=wide).transpose(1, 2)
     sums = [query.new_zeros(query.shape[:3], dtype=wide) for _ in range(number)]
     scratch = _Scratch()
     for block in _blocks(query, key, value, options):
-        # The queries are multiplied, because there are fewer of them than scores.
+        # The scale multiplies the queries, because there are fewer of them than scores.
         scores = scratch.bmm(block.take(query) * options.scale, block.key.transpose(1, 2))
         weights, _ = block.weights(scores, query, options)
-        # Statistics are of weights before dropout, as in the reference.
+        # Statistics are taken from the weights before dropout, as in the reference.
         if sums:
             for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=True):
                 total[block.index].add_(numbers)
@@ -251,7 +256,7 @@ def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
 
     Both are convex in θ and fall, so that steps from the largest z − 1 on never go too far.
     """
-    # θ is at least this, where the largest score alone gives a sum of 1.
+    # The threshold θ is at least the largest score − 1, where this score alone gives a sum of 1.
     lowest = scores.amax(-1, keepdim=True) - 1
     scores = scores - lowest
     threshold = torch.zeros_like(lowest)
@@ -266,7 +271,7 @@ def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
         if not (more > torch.finfo(more.dtype).eps).any():
             break
         threshold += more.clamp_min_(0)
-    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # A query that sees nothing has θ = ∞.
+    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # A query that sees no key has θ = ∞.
 
 
 def blockwise_backward(
@@ -288,7 +293,7 @@ def blockwise_backward(
     if options.row_factors is not None:
         grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim, dtype=wide).transpose(1, 2)
-    # They are transposed, because products are faster so.
+    # Gradients of keys and values are stored transposed, because products are faster so.
     grad_key, grad_value = (states.new_zeros(states.mT.shape, dtype=wide) for states in (key, value))
     scratch = _Scratch()
     second_scratch = _Scratch()
@@ -310,7 +315,8 @@ def blockwise_backward(
             grad_weights += block.take(grad_row_sums)[..., None]
         if grad_weighted_logs is not None:
             grad_weights += block.take(grad_weighted_logs)[..., None] * _log_derivative(weights)
-        if activation == "relu":  # It is computed in place. A masked weight is 0, and so is its gradient.
+        # The gradient of ReLU is computed in place. A masked weight is 0, and so is its gradient.
+        if activation == "relu":
             grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
         else:
             grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)

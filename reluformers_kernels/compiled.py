@@ -5,9 +5,10 @@
 from os import environ
 from types import ModuleType
 
-# It names a repository of kernels, "owner/name"; without it nothing is downloaded.
+# The environment variable names a repository of kernels, "owner/name"; without it nothing is downloaded.
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"
-NATIVE_INTERFACE = 6  # Raise it with `INTERFACE` of native/__init__.py; a kernel repository has it as its version.
+# This number must equal `INTERFACE` of native/__init__.py, and is the version of a kernel repository.
+NATIVE_INTERFACE = 6
 
 
 def _find_native() -> ModuleType | None:
@@ -27,7 +28,7 @@ def _find_native() -> ModuleType | None:
         from kernels import get_kernel
     except ImportError as error:
         raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, which needs kernels: pip install kernels") from error
-    # Who sets the variable trusts the repository that it names.
+    # Code of the repository is run, because whoever sets the environment variable trusts what it names.
     native = get_kernel(name, version=NATIVE_INTERFACE, backend="cpu", trust_remote_code=True).native
     if native.INTERFACE != NATIVE_INTERFACE:
         version = f"whose compiled code is of version {native.INTERFACE}, but must be of {NATIVE_INTERFACE}"

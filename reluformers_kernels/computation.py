@@ -11,13 +11,15 @@ from .activations import ACTIVATIONS, RECTIFIED, PassOptions
 from .compiled import native
 from .tensors import PagedTensor, compute_dtype, is_differentiated
 
-LONG_KEYS = 2048  # Beyond so many, the weights of a single query on a GPU are always written out.
-SHORT_KEYS = 128  # Up to so many, writing the weights out is faster on a CPU without compiled code.
-# PyTorch may multiply tiles of bfloat16 where compiled code does not. A compiler cannot ask, so it is read once here.
+LONG_KEYS = 2048  # With more keys than this, the weights of a single query on a GPU are always written out.
+SHORT_KEYS = 128  # With at most this many keys, writing the weights out is faster on a CPU without compiled code.
+# With AMX, PyTorch may multiply tiles of bfloat16 where compiled code does not. torch.compile cannot ask the CPU, so
+# the answer is read once, at import.
 MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
 if native is not None and environ.get(native.VARIABLE) == native.BY_NAME:
     MULTIPLIES_TILES = False
-SHORT_TILES = 512  # Against tiles of bfloat16, compiled code wins with up to so many keys, half of them hidden.
+# Against AMX tiles of bfloat16, compiled code wins with at most this many keys, half of them hidden.
+SHORT_TILES = 512
 
 
 def choose_computation(
@@ -43,16 +45,16 @@ def choose_computation(
         return None
     is_plain = options.dropout == 0 and options.needed_statistics == "none"
     if query.shape[2] == 1 and is_plain and not is_sparse and not isinstance(key, PagedTensor):
-        # A GPU waits for the start of each operation, and each mask or bound takes one. But a kernel takes all keys of
-        # a head one tile after another.
+        # PyTorch starts an operation on the GPU for each mask or bound, and each start costs time. But a Triton kernel
+        # takes all keys of a head one tile after another.
         hides_keys = any(
             part is not None for part in (options.key_padding_mask, options.first_keys, options.last_keys)
         )
         is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
         return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
     if may_write_out and is_sparse and options.needed_statistics != "none":
-        return None  # These statistics would have no gradients.
-    # Compiled code goes first, as the rule for few keys below is for CPUs without it.
+        return None  # The statistics of sparsemax and 1.5-entmax would have no gradients in a fused computation.
+    # Compiled code is chosen before plain weights for few keys, because that rule is for CPUs without compiled code.
     if _is_native(query, value, activation, options.causal_offset is not None):
         return "native"
     is_short = query.device.type == "cpu" and value.shape[2] <= SHORT_KEYS and compute_dtype(query) == query.dtype
@@ -90,7 +92,7 @@ def _is_triton(query: Tensor, value: Tensor, activation: str) -> bool:
     """Whether kernels are there for this GPU and these shapes."""
     if query.device.type != "cuda":
         return False
-    from .triton_attention import can_take  # Triton takes long to import, and is needed on GPUs alone.
+    from .triton_attention import can_take  # Triton is imported only for GPUs, because importing it takes long.
 
     return can_take(query, value, activation)
 

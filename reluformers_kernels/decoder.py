@@ -29,15 +29,16 @@ from .tensors import is_watched
 
 try:
     native_decoder = native and importlib.import_module(f"{native.__name__}.decoder")
-except ImportError:  # A repository of kernels has the attention alone.
+except ImportError:  # A downloaded repository of kernels has only the attention, and no compiled decoder.
     native_decoder = None
 
-FIRST_CAPACITY = 64  # At first there is room for so many tokens after the prompt.
-_KEPT = "_translator"  # A model keeps its `Translator` in this attribute.
-_PROVEN = "_proven_translator"  # This attribute keeps which `structure` and parts were proven.
+FIRST_CAPACITY = 64  # The cache first has room for this many tokens after the prompt.
+_KEPT = "_translator"  # A model keeps its `Translator` in the attribute of this name.
+# A model keeps in the attribute of this name which `structure` and parts of its `Translator` were proven.
+_PROVEN = "_proven_translator"
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
-# Hooks of this module only observe, so the compiled search may leave them out.
+# Hooks of this module of transformers only observe, so the compiled search may leave them out.
 _COLLECTORS = "transformers.utils.output_capturing"
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
@@ -45,7 +46,8 @@ _BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
 _DTYPES = (torch.float32, torch.bfloat16)
 
-# Fields that the compiled code or the modules' construction reads, and fields of training.
+# The compiled search knows these fields of a configuration: the compiled code or the modules' construction reads them,
+# or only training does.
 _CONFIG_FIELDS = """
 attention encoder_attention decoder_attention cross_attention attention_bias attention_output_bias
 vocab_size decoder_vocab_size d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads
@@ -62,9 +64,10 @@ score scale learned_scale scale_form scale_length query_key_norm value_norm acti
 length_coefficient length_exponent learned_length_exponent threshold learned_threshold threshold_per_head
 threshold_form exclusive_output output_norm output_norm_init output_norm_eps output_gate
 """
-# Fields that the compiled code does not read, with the value that changes nothing; any other goes on in PyTorch.
+# The compiled code does not read these fields: each has the value that changes nothing, and with any other value
+# PyTorch computes.
 _NEUTRAL_FIELDS: dict[str, Any] = {}
-# What the modules hold: parameters, buffers, modules and plain attributes.
+# These lists name all that a module may hold: parameters, buffers, modules and plain attributes.
 _STACK_NAMES = "embed_tokens embed_positions embedding_bias embedding_norm layers norm"
 _LAYER_NAMES = "self_attn self_attn_norm cross_attn cross_attn_norm mlp mlp_norm is_pre_norm dropout drop_path_rate"
 _ATTENTION_NAMES = (
@@ -78,8 +81,8 @@ _NORM_NAMES = "weight bias gate eps normalized_shape elementwise_affine dim init
 _LINEAR_NAMES = "weight bias in_features out_features packed sums blocks"
 _POSITION_NAMES = "weight table num_embeddings embedding_dim dim layout max_positions"
 
-_PROOF_TOKENS = 4  # More than one, as the weights of a single key hide mistakes.
-_PROOF_TOLERANCE = 1e-3  # ‖compiled − PyTorch‖ / ‖PyTorch‖ may be so large in float32.
+_PROOF_TOKENS = 4  # The proof takes more than one token, as the weights of a single key hide mistakes.
+_PROOF_TOLERANCE = 1e-3  # In float32, ‖compiled − PyTorch‖ / ‖PyTorch‖ may be at most this large.
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +101,8 @@ class Translator:
         config = model.config
         if config._attn_implementation not in _BACKENDS:
             raise Unknown(f"attn_implementation is {config._attn_implementation!r}")
-        self.known: tuple | None = None  # It holds the last `Call` of search.py with its result.
-        self.refusal: str | None = None  # It says how a comparison with PyTorch failed.
+        self.known: tuple | None = None  # `known` holds the last `Call` of search.py with its result.
+        self.refusal: str | None = None  # `refusal` says how a comparison with PyTorch failed.
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.read: dict[nn.Module, None] = dict.fromkeys((model, model.model))
@@ -147,7 +150,7 @@ class Translator:
             if translator is None or not translator.is_current(model):
                 translator = vars(model)[_KEPT] = cls(model)
         except Unknown:
-            vars(model).pop(_KEPT, None)  # It would keep the weights in memory.
+            vars(model).pop(_KEPT, None)  # An old `Translator` would keep the weights in memory.
             raise
         if translator.refusal is not None:
             raise Unknown(translator.refusal)
@@ -160,7 +163,7 @@ class Translator:
         is_same = self.seen[0].module is model and all(seen.is_same() for seen in self.seen)
         return is_same and self.fields == _fields_of(model)
 
-    def __reduce__(self):  # A copy of a model is read anew.
+    def __reduce__(self):  # A copy of a model gets no `Translator`, so that its weights are read anew.
         return type(None), ()
 
     def _keep(self, value: Any) -> Any:
@@ -174,7 +177,8 @@ class Translator:
 
     def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
         """Numbers in float32 that are computed anew for each call."""
-        with torch.inference_mode(False):  # A later call outside of inference mode may write to it.
+        # Numbers made in inference mode could not be written to by a later call outside of it.
+        with torch.inference_mode(False):
             numbers = compute().detach().float().clone()
         self.derived.append((compute, numbers))
         return numbers
@@ -182,7 +186,8 @@ class Translator:
     def _vector(self, tensor: Tensor | None) -> Tensor | None:
         if tensor is None or tensor.dtype == torch.float32:
             return tensor
-        memory = tensor.detach()  # Another thread may give the parameter other memory.
+        # An alias keeps the parameter's memory, because another thread may give the parameter other memory.
+        memory = tensor.detach()
         return self._derive(lambda: memory)
 
     def _vector_or(self, tensor: Tensor | None, number: float) -> Tensor:
@@ -338,14 +343,17 @@ class Translator:
         """
         is_encoded = source.is_floating_point()
         parts = {"decoder"} if is_encoded else {"encoder", "decoder"}
-        # In int8 PyTorch rounds rows to 7 bits and the compiled code to 8: small models differ by rounding alone.
+        # The proof leaves out int8: PyTorch rounds rows to 7 bits and the compiled code to 8, so small models differ
+        # by rounding alone.
         if parts <= self.proven or self.is_packed:
             return
         model = self.seen[0].module
-        self.proven = self.proven | parts  # Set first, as `encode` comes here again.
+        # The parts count as proven before the proof runs, as `encode` comes here again.
+        self.proven = self.proven | parts
         vars(model)[_PROVEN] = self.structure, self.proven
         if model.dtype != torch.float32:
-            # PyTorch rounds more often in bfloat16 than the compiled code, so a copy in float32 computes.
+            # For the proof a float32 copy of the model computes, because PyTorch rounds more often in bfloat16 than
+            # the compiled code.
             model = copy.deepcopy(model).float()
         given = {"encoder_outputs": (source.float(),)} if is_encoded else {"input_ids": source}
         length = min(_PROOF_TOKENS, self.positions)
@@ -358,7 +366,7 @@ class Translator:
             if not is_encoded:
                 ours["states"] = self.encode(source, mask)[mask]
             self._search(source, mask, prompt, options, ours["logits"])
-        except Unknown:  # A number is infinite or NaN, perhaps in PyTorch too.
+        except Unknown:  # The compiled code met an infinity or NaN, which PyTorch may have too.
             ours["logits"].fill_(torch.nan)
         for name, numbers in ours.items():
             distance = float((numbers - theirs[name]).norm() / theirs[name].norm().clamp_min(1e-30))
@@ -477,7 +485,7 @@ class Translator:
         rules = (native_decoder.Rule * len(held_rules))(*held_rules)
         search.rules, search.rule_count = ctypes.addressof(rules), len(rules)
         running = torch.full((sentences, beams), -1e9)
-        running[:, 0] = 0  # At first all beams are equal, so only the first one counts.
+        running[:, 0] = 0  # At the start of a search all beams are equal, so only the first one counts.
         search.keep(
             source_cache=running.new_empty(self.decoder.layer_count, 2 * search._states.numel()),
             tokens=tokens,
@@ -503,17 +511,18 @@ class Translator:
 class SearchOptions(NamedTuple):
     """What is searched."""
 
-    beams: int  # One beam means greedy search.
-    returned: int  # So many hypotheses of a sentence are returned.
-    max_length: int  # A row has at most so many tokens.
-    padding: int  # It fills a row after its last token.
-    ends: list[int]  # These tokens end a sentence.
-    # Each rule has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it forces or bans.
+    beams: int  # A search with one beam is greedy.
+    returned: int  # The search returns this many translations of each sentence.
+    max_length: int  # A row has at most this many tokens.
+    padding: int  # The padding token fills a row after its last token.
+    ends: list[int]  # A sentence ends with one of these tokens.
+    # Each rule of the search has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it
+    # forces or bans.
     rules: list[tuple[list[int], int, int, bool]]
-    early_stopping: bool | str  # As in `generate`; "never" only with a length penalty above 0.
+    early_stopping: bool | str  # Early stopping is as in `generate`, but "never" only with a length penalty above 0.
     alpha: float
     offset: int
-    is_renormalized: bool = False  # If true, log P is taken over the tokens that no rule forbids.
+    is_renormalized: bool = False  # If renormalised, log P is taken over the tokens that no rule forbids.
 
     def penalties(self, length: int | Tensor) -> float | Tensor:
         """What log P of n new tokens is divided by: ((n + offset) / (1 + offset))^α."""
@@ -549,11 +558,13 @@ def _check_fields(config: Any, known: str) -> None:
 def _check_names(module: nn.Module, known: str) -> None:
     """Look for parameters, buffers, modules and attributes that the compiled code would leave out."""
     owners = [module._parameters, module._buffers, module._modules]
-    if not hasattr(module, "config"):  # A model of transformers has attributes that change with its version.
+    # Attributes of a transformers model are not compared, because they change with its version.
+    if not hasattr(module, "config"):
         owners.append({name: value for name, value in vars(module).items() if not name.startswith("_")})
     names = {name for owner in owners for name, value in owner.items() if value is not None} - {"training"}
     if type(module) is nn.Embedding:
-        names -= {"max_norm", "norm_type", "scale_grad_by_freq", "sparse", "padding_idx"}  # `_look_at` has max_norm
+        # `_look_at` checks max_norm of an embedding.
+        names -= {"max_norm", "norm_type", "scale_grad_by_freq", "sparse", "padding_idx"}
     unknown = names - set(known.split())
     if unknown:
         raise Unknown(f"{min(unknown)} of {type(module).__name__}")
@@ -614,9 +625,9 @@ class _Seen(NamedTuple):
     children: dict[str, nn.Module | None]
     tensors: list[
         tuple[dict, str, Tensor, int, torch.Size, torch.dtype]
-    ]  # Each has owner, name, tensor, address, shape, dtype.
-    settings: list[tuple[str, Any]]  # These are numbers and names among its attributes.
-    size: int | None  # It is the number of attributes, if that never grows.
+    ]  # Each parameter or buffer is noted with owner, name, tensor, address, shape and dtype.
+    settings: list[tuple[str, Any]]  # The settings are the numbers and names among the module's attributes.
+    size: int | None  # The size is the number of attributes, if that never grows.
 
     def is_same(self, has_same_memory: bool = True) -> bool:
         """Whether the module still computes that, on weights in the same memory if that is asked for."""
@@ -660,9 +671,11 @@ def _look_at(module: nn.Module, is_model: bool) -> _Seen:
     tensors = [(*one, one[-1].data_ptr(), one[-1].shape, one[-1].dtype) for one in owned]
     settings = [(name, value) for name, value in own.items() if type(value) in (bool, int, float, str, type(None))]
     settings = [(name, value) for name, value in settings if not (is_model or name.startswith("_"))]
-    size = None if is_model or kind is PackedLinear else len(own)  # Both gain attributes in use.
+    # Models and `PackedLinear` gain attributes in use, so their number is not compared.
+    size = None if is_model or kind is PackedLinear else len(own)
     seen = _Seen(module, kind, dict(module._modules), tensors, settings, size)
-    # Another thread may give a weight other memory meanwhile: the structures hold what they point to.
+    # The structures for C hold pointers, so the module is compared again: another thread may have given a weight other
+    # memory meanwhile.
     if not seen.is_same(has_same_memory=False):
         raise Unknown(kind.__name__)
     return seen

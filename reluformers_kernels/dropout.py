@@ -32,7 +32,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx, grad_output):
         if are_plain(grad_output):
             return _Dropout.apply(grad_output, *ctx.options), None, None
-        # vmap asks for many gradients at once.
+        # torch.vmap asks for many gradients at once, so PyTorch multiplies by the same dropout.
         return grad_output * native.dropout(torch.ones(ctx.shape, dtype=grad_output.dtype), *ctx.options), None, None
 
 
@@ -44,7 +44,8 @@ def keep_factors(states: Tensor, probability: float, generator: torch.Generator 
     if states.device.type != "cpu":
         kept = 1 - probability
         return torch.empty_like(states).bernoulli_(kept, generator=generator).div_(kept)
-    # On CPUs other than Intel's, bernoulli_ draws 64 bits for each element; this draws 16.
+    # Words of 64 bits are drawn and give four elements each: on CPUs other than Intel's, bernoulli_ draws 64 bits for
+    # each element.
     words = torch.empty(-(-states.numel() // 4), dtype=torch.int64, device=states.device)
     words.random_(-(2**63), None, generator=generator)
     dropped = min(round(probability * 2**16), 2**16 - 1)

@@ -45,7 +45,7 @@ from .tensors import (
 def _passes(computation: str) -> tuple[Callable, Callable, Callable]:
     """The forward and the backward pass of a fused computation, and what finds the thresholds of rows."""
     if computation == "triton":
-        # It is imported only where there is a GPU, because the import is slow.
+        # Triton is imported only where there is a GPU, because the import is slow.
         from .triton_attention import triton_backward, triton_forward, triton_thresholds
 
         return triton_forward, triton_backward, triton_thresholds
@@ -55,7 +55,7 @@ def _passes(computation: str) -> tuple[Callable, Callable, Callable]:
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
-_OPTIONS = (  # They are the fields of `PassOptions`.
+_OPTIONS = (  # The arguments of the operator after `computation` are the fields of `PassOptions`.
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
     "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
     "SymInt? causal_offset, float dropout, str needed_statistics"
@@ -73,7 +73,7 @@ def _rectified(options: PassOptions, thresholds: Tensor | None = None) -> PassOp
 def _run_forward(query, key, value, computation, options) -> tuple[Tensor | None, ...]:
     """The output, the statistics that are needed, and the thresholds that were solved for."""
     forward, _, find_thresholds = _passes(computation)
-    # The operands have one dtype by now, and autocast would also round the sums inside.
+    # Autocast is off, because the operands have one dtype by now, and it would also round the sums inside.
     with without_autocast(query.device.type):
         thresholds = None
         if options.activation in RECTIFIED:
@@ -111,7 +111,7 @@ def _run_backward(
     """Gradients of query, key, value and θ, which may be None where θ is a number."""
     forward, backward, _ = _passes(computation)
     with without_autocast(query.device.type):
-        # As the sum of a row stays 1, dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij).
+        # As the sum of a row's weights stays 1, dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij).
         if options.row_thresholds is not None:
             slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
             output, sums, *_ = forward(query, key, value, slopes)
@@ -139,7 +139,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
     grad_query = empty_heads_inside(query)
     if computation in ("native", "triton"):
         grads = [empty_heads_inside(states) for states in (key, value)]
-    else:  # They were made transposed, [width, length].
+    else:  # PyTorch's blocks make gradients of keys and values transposed, [width, length].
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
     shape = query.shape[:3] if threshold is not None and threshold.dim() == 3 else ()
     return grad_query, *grads, query.new_empty(shape, dtype=wide_dtype(query.dtype))
@@ -163,7 +163,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, *_) -> tuple[
     """Gradients in the order of the operator's arguments."""
     query, key, value, *tensors = ctx.saved_tensors
     options = PassOptions(*tensors, *ctx.others)
-    # A loss may depend on the statistics alone.
+    # A loss may depend on the statistics alone, and then the output has no gradient.
     if grad_output is None:
         grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
     if options.needed_statistics == "none":
@@ -204,7 +204,7 @@ class _SumToOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, output, row_sums):
-        # A null row gives 0, and so does its gradient.
+        # A row whose weights sum to 0 has the output 0, and so has its gradient.
         divisor = row_sums.masked_fill(row_sums == 0, torch.inf)[..., None]
         output = (output / divisor).to(output.dtype)
         ctx.save_for_backward(output, divisor)
@@ -284,7 +284,7 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    # It is written so that the compiler can trace it.
+    # The checks are written so that torch.compile can trace them.
     known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
@@ -311,7 +311,7 @@ def rectified_attention(
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
-        offset = None if offset >= key.shape[2] - 1 else offset  # Every query sees every key.
+        offset = None if offset >= key.shape[2] - 1 else offset  # With such an offset every query sees every key.
     is_learned = isinstance(threshold, Tensor)
     options = PassOptions(
         learned_threshold=threshold.reshape(()) if is_learned else None,
@@ -330,7 +330,8 @@ def rectified_attention(
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
         counts = _key_counts(query, key, options)
-        if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would start one more kernel on a GPU.
+        # An exponent of 1 is left out, because x¹ would start one more kernel on a GPU.
+        if isinstance(length_exponent, Tensor) or length_exponent != 1:
             counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
     result = None
@@ -372,19 +373,19 @@ def fastest_attention(
     if computation is None:
         return None
     needed = options.needed_statistics
-    # A divisor cancels, but keeps sums within the range of float16.
+    # If weights are divided by their sum, another divisor cancels, but keeps sums within the range of float16.
     if normalizer == "sum" and query.dtype == torch.float16:
         divisor = float(max(1, key.shape[2]))
     if computation == "single_query":
         return _attend_single_query(query, key, value, options, divisor, normalizer), None, None, None
     is_sparse = options.activation in RECTIFIED
     divides_sums = divide_statistics or normalizer == "sum"
-    # A compiler would take the quotient for a constant, and compile anew for each length.
+    # torch.compile would take a number that depends on the length for a constant, and compile anew for each length.
     is_number = isinstance(divisor, float | int) and not torch.compiler.is_compiling()
     is_number = is_number and (divides_sums or needed == "none")
     changes = {}
     if is_number and can_scale_weights(options, query.dtype):
-        # φ(a·q·k) / c = φ((a/c)·q·k), so nothing is left to do for each row.
+        # φ(a·q·k) / c = φ((a/c)·q·k), so the divisor c becomes part of the scale, and no row has to be divided.
         changes = {"scale": options.scale / divisor}
         divisor = None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
@@ -399,16 +400,18 @@ def fastest_attention(
     if changes:
         options = options._replace(**changes)
     is_plain = are_plain(query, key, value)
-    # Compilers and modes need an operator. Plain tensors skip it, which is faster.
+    # Compilers and dispatch modes need a registered operator. Plain tensors skip it, because its dispatch costs time.
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:
         outputs = _operator(query, key, value, computation, *options)
     elif torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in trained):
         outputs = _Function.apply(*trained, computation, options)
-    else:  # Most calls without gradients are short.
+    else:  # Calls without gradients go past autograd, because most of them are short.
         outputs = _run_forward(query, key, value, computation, options)
     output, row_sums, weighted_logs, nonzeros, _ = outputs
-    if is_learned:  # The factor is 1 and has the gradient of 1 / divisor, because fp16 could not hold undivided sums.
+    # A learned divisor gets its gradient by a factor of 1 with the gradient of 1 / divisor, because fp16 could not
+    # hold undivided sums.
+    if is_learned:
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":
         return output, None, None, None
@@ -424,7 +427,7 @@ def fastest_attention(
     if normalizer == "sum":
         shares = _shares(row_sums)
         output = (output * shares[..., None]).to(output.dtype)
-        if needed == "all":  # Σ w/t·log(w/t)
+        if needed == "all":  # The weights w divided by their sum t need Σ w/t·log(w/t).
             weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
         row_sums = (shares != 0).to(row_sums.dtype)
     number = {"none": 0, "sums": 1, "all": 3}[needed]
@@ -441,7 +444,8 @@ def _attend_single_query(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, divisor: float | Tensor | None, normalizer: str
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
-    shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))  # Some heads share a head of keys.
+    # Query heads are grouped by the head of keys that they share.
+    shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))
     scores = (query * options.scale).reshape(*shape, -1) @ key.transpose(-1, -2)
     if options.learned_threshold is not None:
         scores = scores - options.learned_threshold.expand(query.shape[:3]).reshape(*shape, 1)
@@ -477,7 +481,7 @@ def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | in
             if padding is None:
                 return max(counts, 1)
             return counts.clamp_min(1).to(wide_dtype(query.dtype))
-        if padding is None:  # Few operations are used, because GPUs wait for each start.
+        if padding is None:  # Without padding, few operations count the keys, because GPUs wait for each start.
             places = (offset + 1, offset + 1 + query.shape[2])
             counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
             return counts.clamp_(1, max(key_len, 1))[None, None, :, None]

@@ -69,11 +69,12 @@ def quantize_int8(model: nn.Module) -> nn.Module:
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
                 is_torchao = hasattr(getattr(layer, "weight", None), "qdata")
-                # A subclass may compute something else, so `isinstance` would be wrong.
+                # Only `nn.Linear` itself is packed: a subclass may compute something else, so `isinstance` would be
+                # wrong.
                 if type(layer) is nn.Linear or hasattr(layer, "unit_weight") or is_torchao:
                     setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
-        # Packed weights are for this CPU and would open on no other.
+        # Saving is refused, because packed weights are for this CPU and would open on no other.
         model.save_pretrained = _refuse_saving
     return model.eval()
 

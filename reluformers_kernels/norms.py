@@ -12,7 +12,7 @@ from .compiled import native
 from .tensors import NAMESPACE, is_dispatched, is_traced
 
 _PLAIN = (Tensor, nn.Parameter)
-FEWEST_NUMBERS = 2**14  # For fewer numbers, a call of compiled code costs more than it saves.
+FEWEST_NUMBERS = 2**14  # For fewer numbers, a call of a compiled norm costs more than it saves.
 
 
 def norm(
@@ -34,7 +34,7 @@ def norm(
 
 def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
-    if is_traced():  # Compilers fuse norms themselves.
+    if is_traced():  # torch.compile fuses norms itself.
         return False
     device = states.device
     width = states.shape[-1]
@@ -42,13 +42,13 @@ def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
         is_known = native is not None and states.dtype in native.DTYPES and native.is_available()
         is_known = is_known and states.numel() >= FEWEST_NUMBERS
     elif device.type == "cuda":
-        # It is imported only where there is a GPU, because Triton takes long to import.
+        # Triton is imported only where there is a GPU, because the import takes long.
         from .triton_norms import can_take
 
         is_known = can_take(states)
     else:
         return False
-    # PyTorch takes or refuses all other input.
+    # PyTorch takes or refuses all input that compiled norms do not know.
     is_known = is_known and type(states) in _PLAIN
     if gain is not None:
         is_known = is_known and type(gain) in _PLAIN and gain.device == device and gain.shape in ((width,), (1,))
@@ -85,7 +85,7 @@ def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor
 
 
 _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
-# Dispatch modes need an operator. Other calls skip the dispatch, which takes longer than a small norm.
+# Dispatch modes need a registered operator. Other calls skip the dispatch, which takes longer than a small norm.
 _forward_operator = torch.library.custom_op(
     f"{NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
 )
@@ -116,7 +116,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # Somebody wants gradients of these gradients.
+        if torch.is_grad_enabled():  # If gradients of gradients are wanted, PyTorch computes the norm again.
             trained = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
             output = ctx.plain(*inputs, *ctx.options)
             gradients = iter(torch.autograd.grad(output, trained, grad_output, create_graph=True))

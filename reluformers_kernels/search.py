@@ -35,18 +35,19 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .decoder import SearchOptions, Translator, Unknown, are_tokens
 
-# `tokenizer` reads `stop_strings`, which become a stopping criterion.
+# The compiled search allows `tokenizer` as input, because `generate` reads `stop_strings` with it, which become a
+# stopping criterion.
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
-# transformers' search calls these at each step, and the compiled one does not.
+# transformers' search calls these methods at each step, and the compiled one does not.
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_PLAIN = (int, float, str, list, tuple, dict, type(None))  # A bool is an int.
+_PLAIN = (int, float, str, list, tuple, dict, type(None))  # Options may be of these types; a bool is an int.
 _FOREVER = 2**31
-# A model may have these of its own: `find_options` knows what a search by another penalty replaces.
+# A model may replace these attributes: `find_options` knows what a search by another length penalty replaces.
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
-# With these options, `generate` prepares something else each time.
+# With these options, `generate` prepares something else each time, so no earlier call can be repeated.
 _OTHER_CALLS = ("custom_generate", "encoder_outputs")
-# Each thread has its own: `source`, the tokens that `generate` prepares, and `search`, the options and prompt of its
-# search.
+# Each thread notes its own search: `source`, the tokens that `generate` prepares, and `search`, the options and
+# prompt.
 _SEARCHING = threading.local()
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class SearchMixin(GenerationMixin):
         if SearchMixin in cls.__bases__:
             cls._step_methods = {name: getattr(cls, name) for name in _STEP_METHODS}
 
-    search_fallback: str | None = None  # It says why transformers made the last search, and not compiled code.
+    # `search_fallback` says why transformers made the last search, and not compiled code.
+    search_fallback: str | None = None
 
     def _is_replaced(self) -> bool:
         """Whether a method that only the search of transformers calls is another than this search was written for."""
@@ -137,7 +139,8 @@ def search(
     states = states[:: options.beams]
     mask = mask[:: options.beams].bool()
     if source is not None and source.shape == mask.shape:
-        # Compiled code makes the states from the tokens: those of PyTorch in bfloat16 differ with and without a mask.
+        # The encoder's states are made from the tokens by compiled code, since those of PyTorch in bfloat16 differ
+        # with and without a mask.
         states = source
     tokens = translator.search(states, mask, input_ids, options)
     _SEARCHING.search = (options, input_ids[0].tolist()) if (input_ids == input_ids[0]).all() else None
@@ -172,12 +175,13 @@ def check_asks_for_tokens(generation_config: GenerationConfig, model_kwargs: dic
         raise Unknown("sampling")
     if generation_config.return_dict_in_generate:
         raise Unknown("return_dict_in_generate")
-    # transformers calls it `cache` from 5.24 on.
+    # transformers calls the key and value cache `cache` from 5.24 on.
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
     is_plain = isinstance(cache, EncoderDecoderCache) and type(cache.self_attention_cache) is DynamicCache
     if not (generation_config.use_cache and is_plain and cache.get_seq_length() == 0):
         raise Unknown("another cache than an empty dynamic one")
-    # A streamer and `synced_gpus` are among these.
+    # Keywords of `generate` that the compiled search does not know, such as a streamer or `synced_gpus`, leave the
+    # search to transformers.
     for name, value in model_kwargs.items():
         if name not in KNOWN_INPUTS and value is not None and value is not False:
             raise Unknown(f"{name} is given to generate")
@@ -196,7 +200,8 @@ class Call:
         self.translator = None
         others = dict(others)
         is_usual = not any(others.get(name) is not None for name in _OTHER_CALLS)
-        is_usual &= inputs is None or others.get("input_ids") is None  # Otherwise transformers raises.
+        # If both `inputs` and `input_ids` are given, transformers raises an error.
+        is_usual &= inputs is None or others.get("input_ids") is None
         mask = others.pop("attention_mask", None)
         ids = others.pop("input_ids", inputs)
         configs = [dict(vars(config)) for config in (generation_config, model.generation_config) if config is not None]
@@ -210,7 +215,7 @@ class Call:
             try:
                 with torch.no_grad():
                     translator = Translator.of(model)
-            except Unknown:  # The search itself says why.
+            except Unknown:  # The search that follows says why compiled code does not take this model.
                 return
             if ids.shape[1] <= translator.positions and are_tokens(ids, translator.vocabularies[0]):
                 self.translator, self.source, self.mask = translator, ids, mask.bool()
@@ -258,7 +263,7 @@ def find_options(
     vocabulary = model.lm_head.out_features
     if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
         raise Unknown("a forced token that the vocabulary does not have")
-    # Where one rule forbids a token that another forces, their order counts.
+    # Where one rule forbids a token that another forces, the order of rules counts, and transformers searches.
     banned = {token for tokens, *_, is_forced in rules if not is_forced for token in tokens}
     if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
         raise Unknown("a token that is forced and forbidden")
@@ -271,7 +276,7 @@ def find_options(
             max_length = min(max_length, criterion.max_length)
         else:
             raise Unknown(type(criterion).__name__)
-    # A search by another length penalty names it.
+    # A search by another length penalty puts its method on the model, with its `penalty_offset`.
     finishing = vars(model).get("_update_finished_beams")
     offset = 0 if finishing is None else getattr(finishing, "penalty_offset", None)
     if offset is None or ("_check_early_stop_heuristic" in vars(model)) != (finishing is not None):
@@ -279,8 +284,10 @@ def find_options(
     padding = config._pad_token_tensor
     if beams > 1:
         end_tokens = config._eos_token_tensor
-        padding = padding or end_tokens[0] if end_tokens is not None else -1  # As in transformers, 0 is no padding.
-    early_stopping = config.early_stopping is True  # As in transformers, None and 1 do not stop early.
+        # As in transformers, a padding token of 0 counts as none.
+        padding = padding or end_tokens[0] if end_tokens is not None else -1
+    # As in transformers, `early_stopping` of None or 1 does not stop early.
+    early_stopping = config.early_stopping is True
     if config.early_stopping == "never" and config.length_penalty > 0:
         early_stopping = "never"
     return SearchOptions(
@@ -308,7 +315,7 @@ def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[i
             rules.append(([processor.bos_token_id], 1, 2, True))
         elif type(processor) is ForcedEOSTokenLogitsProcessor:
             length = processor.max_length
-            # transformers takes the first one.
+            # transformers forces the first of several end tokens.
             rules.append((sorted(processor.eos_token_id.tolist()), length - 1, length, True))
         elif type(processor) is MinLengthLogitsProcessor:
             rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))

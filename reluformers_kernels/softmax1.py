@@ -15,7 +15,7 @@ from .tensors import in_one_dtype, is_traced, without_autocast
 
 aten = torch.ops.aten
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.bfloat16, torch.float16)}
-_WIDEST = 256  # Flash attention on GPUs takes heads of up to so many numbers, in multiples of eight.
+_WIDEST = 256  # Flash attention on GPUs takes heads of at most this many numbers, in multiples of eight.
 
 
 def softmax1(
@@ -54,7 +54,8 @@ def softmax1(
         is_known = is_known and torch.cuda.get_device_capability(query.device) >= (8, 0)
     if not is_known:
         return None
-    if mask is not None:  # The lowest finite number keeps a row without a visible key finite.
+    # Hidden scores get the lowest finite number, so that a row without a visible key stays finite.
+    if mask is not None:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
     return _Softmax1.apply(*states, threshold, scale, mask, (dropout, is_causal))
 
@@ -97,7 +98,8 @@ class _Softmax1(torch.autograd.Function):
                 grads = run(*inputs, *lengths, *ctx.options, seed, offset, scale=ctx.scale)
         grad_threshold = None
         if threshold is not None and ctx.needs_input_grad[3]:
-            share = torch.exp(threshold.to(logs.dtype) - logs[..., None])  # This is the share of the 1.
+            # `share` is what the 1 in the denominator takes from each row's sum of weights.
+            share = torch.exp(threshold.to(logs.dtype) - logs[..., None])
             grad = -share * (grad_output * output).to(logs.dtype).sum(-1, keepdim=True)
             grad_threshold = grad.sum_to_size(threshold.shape).to(threshold.dtype)
         return *grads, grad_threshold, None, None, None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-# Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
+# Two copies of this package, as a kernel repository of `scripts/kernel_repository.py` is one, register operators under
+# names of their own.
 NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
@@ -46,7 +47,7 @@ def in_one_dtype(*states: Tensor) -> list[Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
     else:
         for other in states[1:]:
-            if other.dtype != dtype:  # promote_types takes longer than this test.
+            if other.dtype != dtype:  # Dtypes are compared first, because promote_types takes longer than this test.
                 dtype = torch.promote_types(dtype, other.dtype)
     return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in states]
 
@@ -62,7 +63,7 @@ def is_dispatched() -> bool:
     """Whether a dispatch mode, such as that of fake tensors, follows operators, for which an operator is enough."""
     return (
         not is_traced() and torch._C._len_torch_dispatch_stack() > 0
-    )  # A compiler knows no stack, so it is asked last.
+    )  # torch.compile knows no stack of dispatch modes, so the stack is asked last.
 
 
 def is_watched() -> bool:
@@ -74,7 +75,8 @@ def are_plain(*states: Tensor | None) -> bool:
     """Whether nothing follows operators: tensors of PyTorch's own class with numbers in them, and none who watches."""
     if is_watched() or states[0].device.type == "meta":
         return False
-    is_batched = torch._C._functorch.is_legacy_batchedtensor  # `is_grads_batched` of torch.autograd.grad makes these.
+    # torch.autograd.grad makes batched tensors with `is_grads_batched`.
+    is_batched = torch._C._functorch.is_legacy_batchedtensor
     return all(part is None or (type(part) in (Tensor, PagedTensor) and not is_batched(part)) for part in states)
 
 
@@ -127,7 +129,7 @@ def is_differentiated() -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Compute in the types that are given; the meta device knows no autocast."""
-    # To enter the context takes longer than to ask whether it is needed.
+    # Autocast is asked for first, because entering its context takes longer.
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

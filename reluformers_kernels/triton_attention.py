@@ -28,12 +28,12 @@ from .triton_start import start
 
 logger = logging.getLogger(__name__)
 
-# How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
-# three times, "tf32" keeps 10 bits of each factor.
+# Triton multiplies float32 in one of three ways: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly
+# exact and uses them three times, "tf32" keeps 10 bits of each factor.
 FLOAT32_PRECISION = "ieee"
-# Tiles by padded head size: (queries, keys, warps, stages), for Hopper and other GPUs with as much shared memory, and
-# one for 99 KiB of it, which is taken too for up to `SHORT` queries and keys of 16 bits, where a kernel starts longer
-# than it runs. On Hopper none makes matrix products wait for each other for want of registers.
+# Each padded head size has two tiles (queries, keys, warps, stages). The first is for Hopper and other GPUs with as
+# much shared memory. The second is for 99 KiB of it, and for up to `SHORT` queries and keys of 16 bits, where a kernel
+# starts longer than it runs. On Hopper no tile makes matrix products wait for each other for want of registers.
 TILES = {
     "forward": {
         64: ((128, 128, 8, 2), (64, 64, 4, 3)),
@@ -55,7 +55,7 @@ TILES = {
     },
 }
 TILES["thresholds"] = TILES["forward"] | {128: TILES["forward"][64]}
-LARGE_MEMORY = 200 * 2**10  # The first tiles need so many bytes of shared memory.
+LARGE_MEMORY = 200 * 2**10  # The first, larger tiles of each kernel need this many bytes of shared memory.
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = (16, 16, 4, 1)
 SHORT = 256
@@ -63,7 +63,7 @@ SHORT = 256
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
-OLDEST_CAPABILITY = (8, 0)  # Ampere has bfloat16, and shared memory for the smallest tiles.
+OLDEST_CAPABILITY = (8, 0)  # Ampere is the oldest GPU with bfloat16 and enough shared memory for the smallest tiles.
 
 
 def _dropped_bytes(options: PassOptions) -> int:
@@ -84,7 +84,8 @@ def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
 
 @torch.compiler.assume_constant_result
 def _runs_kernels(device: torch.device) -> bool:
-    return _is_usable(device)  # A compiler would trace past the cache.
+    # torch.compile takes the answer for a constant, because it would trace past the cache of `_is_usable`.
+    return _is_usable(device)
 
 
 @functools.cache
@@ -100,7 +101,7 @@ def _compiles(device: torch.device) -> bool:
     try:
         with torch.cuda.device(device):
             touch_kernel[(1,)](torch.empty(1, device=device))
-    except Exception as error:  # Compiler and driver raise errors of any kind.
+    except Exception as error:  # Triton's compiler and the GPU's driver raise errors of any kind.
         reason = str(error).strip().partition("\n")[0]
         logger.warning(f"triton compiles nothing here, so attention is computed in PyTorch, slower: {reason}")
         return False
@@ -115,7 +116,7 @@ def triton_forward(
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if index < number else None for index in range(3)]
-    # A scale above 0 leaves φ and multiplies the output once instead of every score.
+    # For some φ, a scale above 0 leaves φ and multiplies the output once instead of every score.
     waits = can_scale_weights(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / _kept_share(options)
     numbers = options.scale, output_scale
@@ -228,9 +229,9 @@ def _launch(
     seed = options.seed if dropped > 0 else None
     strides = [stride for part in states for stride in part.stride()[:3]]
     tensors = (*states, *rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds)
-    # Beyond these bounds a query sees all keys or none.
+    # An offset of causality is clamped, because beyond these bounds a query sees all keys or none.
     offset = min(max(options.causal_offset or 0, -query_len), key_len)
-    # Triton would compile an integer 1 into the kernel, but not 1.0.
+    # Numbers are passed as floats, because Triton would compile an integer 1 into the kernel, but not 1.0.
     others = (*of_thresholds, float(options.threshold), *map(float, numbers))
     others += (key_heads, query_len * group, key_len, offset, row_batches, bound_batches, dropped)
     queries, keys, warps, stages = tile_of(name, query.dtype, head_dim, max(query_len, key_len), query.device)

@@ -14,7 +14,7 @@ except ImportError:
     IS_INTERPRETED = False
 else:
     IS_INTERPRETED = triton.knobs.runtime.interpret
-    # It is true where instructions of NVIDIA's Ampere and later may be used.
+    # PTX, the assembly of NVIDIA's GPUs, is used unless Triton's interpreter runs the kernels.
     HAS_PTX = tl.constexpr(not IS_INTERPRETED)
 
 
@@ -119,7 +119,7 @@ def is_kept(seed, head, rows, first, drop_below, KEYS: tl.constexpr):
         tl.join(_are_kept(three, drop_below), _are_kept(four, drop_below)),
     )
     kept = tl.permute(tl.reshape(kept, [rows.shape[0], BLOCKS, 4, 8, 2]), [0, 1, 3, 2, 4])
-    if KEYS < 64:  # The tile is a part of a block.
+    if KEYS < 64:  # A tile of fewer than 64 keys is a part of a block of 64, for which dropout is drawn.
         part = tl.arange(0, 64 // KEYS)[None, :, None] == first % 64 // KEYS
         kept = tl.sum(tl.where(part, tl.reshape(kept, [rows.shape[0], 64 // KEYS, KEYS]), 0), 1)
     return tl.reshape(kept, [rows.shape[0], KEYS]) != 0
@@ -223,7 +223,8 @@ def find_tile(length, heads, LENGTH: tl.constexpr, IS_LAST_FIRST: tl.constexpr):
     program = tl.program_id(0)
     batch_head = program // tiles
     tile = program % tiles
-    # With causality the last queries see most keys. They begin first, so that nobody waits for one of them at the end.
+    # With causality the last queries see most keys. Their tiles begin first, so that nobody waits for one of them at
+    # the end.
     if IS_LAST_FIRST:
         tile = tiles - 1 - tile
     return batch_head, batch_head // heads, batch_head % heads, tile * LENGTH

@@ -62,9 +62,9 @@ def forward_kernel(
     query = head_of(query, q0, q1 * GROUP, batch, head)
     query_tile = load_tile(query, start, q2, q1, rows < query_len, GROUP, HEAD_DIM, PADDED_DIM, QUERIES)
     factors = load_row(row_factors, batch % row_batches, rows // GROUP, query_len // GROUP, 1.0)
-    # float16 may overflow if weights are divided after they are rounded.
+    # float16 may overflow if weights are divided after they are rounded, so they are divided before.
     IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
-    # Sums are in float32, whatever the inputs are.
+    # Outputs are summed in float32, whatever the inputs are.
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
@@ -77,8 +77,8 @@ def forward_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    # The last tiles go first. If the loop that may do nothing began with sums of 0, the assembler would let every
-    # matrix product wait for the one before (its note C7515).
+    # The last tiles of keys go first. If the loop that may do nothing began with sums of 0, the assembler would let
+    # every matrix product wait for the one before (its note C7515).
     for phase in tl.static_range(2):
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -175,7 +175,8 @@ def threshold_kernel(
         excess = total - (1.0 if ACTIVATION == "relu" else tl.sqrt(total))
         more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
         found_threshold += more
-        steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # float32 can add nothing smaller to 1.
+        # The search for θ ends when no step is large enough for float32 to add it to 1.
+        steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)
     found_threshold = tl.where(is_null, float("inf"), lowest + found_threshold)
     store_statistic(thresholds, found_threshold, batch_head, rows, query_len, GROUP)
 
@@ -210,7 +211,7 @@ def key_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, batch, seen, start, query_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    for phase in tl.static_range(2):  # Tiles with an edge go first, as in the forward pass.
+    for phase in tl.static_range(2):  # Tiles of queries with an edge go first, as in the forward pass.
         for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else stop):
             tile = step
             if phase == 0:
@@ -292,7 +293,7 @@ def query_kernel(
         key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
         IS_CAUSAL, GROUP, QUERIES, KEYS,
     )  # fmt: skip
-    for phase in tl.static_range(2):  # The last tiles go first, as in the forward pass.
+    for phase in tl.static_range(2):  # The last tiles of keys go first, as in the forward pass.
         for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)

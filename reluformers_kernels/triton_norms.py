@@ -18,9 +18,10 @@ from torch import Tensor
 from .triton_functions import jit, tl, triton
 from .triton_start import start
 
-WIDEST = 8192  # One program holds so many numbers of a row in registers.
-PROGRAMS = 512  # A backward pass has so many, some four for each multiprocessor of a large GPU.
-NUMBERS = 4096  # A program holds so many at a time.
+WIDEST = 8192  # One program of a norm's kernel holds rows of at most this many numbers in registers.
+# A norm's backward pass has at most this many programs, some four for each multiprocessor of a large GPU.
+PROGRAMS = 512
+NUMBERS = 4096  # One program of a norm's kernel holds this many numbers at a time.
 
 
 @jit
@@ -119,7 +120,7 @@ def _constants(width: int, numbers: int, is_mean: bool, step: int) -> tuple[int,
 def _prepared(states: Tensor, gain: Tensor | None, is_mean: bool) -> tuple[Tensor, int, tuple[int, ...]]:
     """Rows side by side, their number, and the constants of the kernels."""
     width = states.shape[-1]
-    step = 1 if gain is None else gain.stride(0)  # The stride is 0 if all columns share the gain.
+    step = 1 if gain is None else gain.stride(0)  # The stride of a gain is 0 if all columns share it.
     return states.contiguous(), states.numel() // width, _constants(width, NUMBERS, is_mean, step)
 
 
@@ -140,7 +141,7 @@ def norm_backward(
     width, _, step, rows_at_once, _ = constants
     programs = min(PROGRAMS, -(-rows // rows_at_once))
     grad_states, number = torch.empty_like(states), (gain is not None) + (gate is not None)
-    # Each program has sums for the gain, then for the gate.
+    # Each program of a norm's backward pass has sums for the gain, then for the gate.
     sums = states.new_empty((number, programs, width), dtype=torch.float32) if number else None
     gate = None if gate is None else gate.contiguous()
     tensors = (grad_output.contiguous(), states, gain, gate, grad_states, sums)
@@ -151,5 +152,6 @@ def norm_backward(
         return grad_states, sums.sum().view(1), None
     totals = sums.sum(1)
     if step and (gain is None or gate is None or gain.dtype == gate.dtype):
-        totals = totals.to((gate if gain is None else gain).dtype)  # One operation converts both.
+        # Gain and gate have one dtype, so one operation converts both gradients.
+        totals = totals.to((gate if gain is None else gain).dtype)
     return grad_states, None if gain is None else totals[0], None if gate is None else totals[-1]

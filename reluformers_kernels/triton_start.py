@@ -8,7 +8,7 @@ from torch import Tensor
 from .triton_functions import IS_INTERPRETED, triton
 
 MOST_KEPT = 256
-_kept: dict[tuple, object] = {}  # The key holds all that a kernel was compiled for.
+_kept: dict[tuple, object] = {}  # The key of a kept kernel holds all that the kernel was compiled for.
 
 
 def start(
@@ -59,7 +59,8 @@ def start(
             _kept[key] = compiled
         return
     stream = triton.runtime.driver.active.get_current_stream(device)
-    handles = (compiled.function, compiled.packed_metadata, None, None, None)  # None stands for a profiler's hooks.
+    # Triton's launcher takes hooks of a profiler, which are None here.
+    handles = (compiled.function, compiled.packed_metadata, None, None, None)
     compiled.run(programs, 1, 1, stream, *handles, *pointers, *strides, *numbers, *constants)
 
 
