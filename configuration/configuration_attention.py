@@ -8,33 +8,33 @@ from typing import Any, Literal, get_args
 
 from .field_checks import check_choice, check_number, strict_fields
 
-# These φ divide by a sum over the row themselves.
+# Activations φ of this kind divide by a sum over the row themselves.
 _Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
 DISTRIBUTIONS = frozenset(get_args(_Distribution))
 Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
 ACTIVATIONS = get_args(Activation)
-# These φ can give a weight below zero, so their rows are no distribution and have no entropy.
+# Signed activations φ can give a weight below zero, so their rows are no distribution and have no entropy.
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
-# These φ give the same weights whatever is subtracted from all scores of a row.
+# Shift-invariant activations φ give the same weights whatever is subtracted from all scores of a row.
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
-DEFAULT_SCALE_LENGTH = 72  # QKNorm has this L for English–Vietnamese.
+DEFAULT_SCALE_LENGTH = 72  # The scale of cosine attention, log2(L² − L), takes QKNorm's L for English–Vietnamese.
 
-# Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
+# A preset lists only what differs from the defaults of `AttentionConfig` (softmax).
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
+    # ReLUFormer divides by γ√(n/2) with γ = 1 (eq. 6), which is c·n^α with c = γ/√2, α = 1/2.
     "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
-    # This is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
+    # Plain ReLU is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
     "relu": {"activation": "relu"},
-    # ReLA, table 1, rows 5 to 7
+    # The three presets of ReLA are in its table 1, rows 5 to 7.
     "rela": {"activation": "relu", "output_norm": "rms_norm"},
     "rela-i": {"activation": "relu", "output_norm": "rms_norm", "output_norm_init": "uniform"},
     "rela-g": {"activation": "relu", "output_norm": "gated_rms_norm"},
-    # QKNorm, eq. 2 to 5
+    # QKNorm is defined by eq. 2 to 5 of its paper.
     "qknorm": {"score": "cosine", "learned_scale": True},
-    # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
+    # The preset relu/L is in section 2 of "Replacing softmax with ReLU in Vision Transformers".
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
-    # Its positive weights sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
+    # The positive weights of `relu-sum` sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
     "relu-sum": {"activation": "relu", "normalizer": "sum"},
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
@@ -121,7 +121,8 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        # A sum of weights of both signs may be 0, and rows of distributions sum to 1 already.
+        # Weights are divided by their sum only for some φ: a sum of weights of both signs may be 0, and rows of
+        # distributions sum to 1 already.
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -142,7 +143,7 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        elif hasattr(value, "to_dict"):  # It may be the class of the same name of a saved folder's code.
+        elif hasattr(value, "to_dict"):  # The class may be that of the same name in a saved folder's code.
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
@@ -160,7 +161,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        # `setattr` would check each field alone; this checks all of them together.
+        # `setattr` would check each field alone; `replace` checks all of them together.
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        # L comes from the data, so another L is the same preset.
+        # The length L comes from the data, so another L is the same preset.
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 

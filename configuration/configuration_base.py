@@ -18,8 +18,8 @@ _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-# Tensor parallelism has these rules for the first and the last map of a branch: each process computes a part of what
-# lies between them, or all of it.
+# Tensor parallelism has these rules for the first and the last linear map of a branch: each process computes a part of
+# what lies between them, or all of it.
 SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
@@ -61,9 +61,9 @@ class TransformerConfig(PreTrainedConfig):
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
-    # The installed library sets it, so that every way of saving writes the code beside config.json.
+    # The installed library sets `payload_writer`, so that every way of saving writes the code beside config.json.
     payload_writer: ClassVar[Any] = None
-    # These are the places where the model attends. A field `<site>_attention` goes before `attention`.
+    # A site is a place where the model attends. A field `<site>_attention` goes before `attention`.
     sites: ClassVar[tuple[str, ...]] = ()
 
     attention: Any = "softmax"
@@ -85,10 +85,11 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # transformers sets fields one by one, and sets `attention` to None in its copy for a decoder.
+        # transformers sets fields one by one, and sets `attention` to None in its copy of a configuration for a
+        # decoder.
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
         if value is not None and is_attention:
-            # A dict of some fields changes the attention that is there; at first that is the family's.
+            # A dict of some fields changes the attention that the configuration has; at first that is the family's.
             starts = (getattr(self, name, None), self.attention, type(self).attention)
             try:
                 value = AttentionConfig.parse(value, start=next(one for one in starts if one is not None))
@@ -97,7 +98,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers would keep names that it does not know, in silence.
+        # Keywords are checked here, because transformers would keep names that it does not know, in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -141,18 +142,19 @@ class TransformerConfig(PreTrainedConfig):
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.out_proj": last}
             if self.splits_heads:
                 plan |= dict.fromkeys(attention.parts_for_each_head(module), "replicated_with_grad_allreduce")
-        # Softmax of the feed-forward network is over its whole inner width.
+        # Each process computes all of a feed-forward network with softmax, because the softmax is over its whole inner
+        # width.
         first, last = WHOLE if self.activation_function == "softmax" else SPLIT
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if self.activation_function != "softmax":  # Swish has its β there.
+            if self.activation_function != "softmax":  # The module itself may hold the β of swish.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
-        # The saved file holds the number, so that a new default does not change an old model.
+        # The saved file holds the length L as a number, so that a new default does not change an old model.
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -176,7 +178,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
-        # The file holds a preset's fields, because a later version could give its name another meaning.
+        # The saved file holds a preset's fields, because a later version could give its name another meaning.
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
@@ -189,6 +191,7 @@ class TransformerConfig(PreTrainedConfig):
         if writes_code:
             type(self).payload_writer(self, save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
-        # transformers uploads new files only, and the code was there before config.json.
+        # transformers uploads only files that are new since it began to save, and the code was there before
+        # config.json, so all are uploaded.
         if push_to_hub and writes_code:
             self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})

@@ -40,7 +40,7 @@ class ExchangedConfig(PreTrainedConfig):
         self.base_type, self.base_class = base_type, base_class
         self.attention = AttentionConfig.parse(attention).to_dict()
         self.modules = {} if modules is None else modules
-        # The model's value counts unless it was changed since, as by from_pretrained(…, num_labels=2).
+        # A setting of the model counts unless it was changed since, as by from_pretrained(…, num_labels=2).
         super().__init__(**{name: self.base[name] for name in SHARED if name in self.base} | kwargs)
 
     def base_config(self) -> PreTrainedConfig:

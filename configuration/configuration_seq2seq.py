@@ -62,7 +62,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         "num_hidden_layers": "encoder_layers",
         "intermediate_size": "encoder_ffn_dim",
     }
-    # FSDP splits layer by layer. Embeddings and the output layer may be one weight, so they stay together.
+    # FSDP splits the model layer by layer. Embeddings and the output layer may be one weight, so they stay together.
     base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
         ("encoder.layers.*", "decoder.layers.*"), "free_full_weight"
     )
@@ -113,7 +113,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # What was measured of a layer or head leaves together with it.
+        # When a layer or head leaves the model, what was measured of its alignments leaves too.
         if name == "decoder_layers" and self.alignment_layer is not None and self.alignment_layer >= value:
             self.alignment_layer, self.alignment_head, self.alignment_shifted = None, None, False
         elif name == "decoder_attention_heads" and self.alignment_head is not None and self.alignment_head >= value:
@@ -163,7 +163,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
         counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
         self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
-        # If the model cannot write the last token, every translation would go on to the longest length.
+        # If the model cannot write the end token, every translation would go on to the longest length.
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         for token in ends:
             if token is not None:

@@ -89,10 +89,11 @@ class VisionTransformerConfig(TransformerConfig):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The names of classes decide, and their numbers follow.
+        # `id2label` decides about the classes, and `label2id` follows from it.
         if name == "id2label" and value is not None:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            value = {int(number): label for number, label in pairs}  # JSON has strings for keys.
+            # JSON has strings for keys, so they become numbers again.
+            value = {int(number): label for number, label in pairs}
             super().__setattr__("label2id", {label: number for number, label in value.items()})
         elif name == "label2id" and self.id2label is not None:
             return
@@ -133,7 +134,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def default_scale_length(self) -> int:
         """L of cosine attention: every image has the same length."""
-        # log2(L² − L) needs an L of at least 2.
+        # The scale log2(L² − L) of cosine attention needs an L of at least 2.
         return max(2, self.num_tokens)
 
     def validate_fields(self) -> None:

@@ -37,7 +37,7 @@ def strict_fields(cls: type) -> type:
     cls.validate = validate
     if not is_checked:
         cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # A base class checks the object by the types of its own class: once is enough.
+    elif own_setattr is not None:  # A base class already checks the object by the types of the object's own class.
         cls.__setattr__ = own_setattr
     else:
         del cls.__setattr__
@@ -53,7 +53,7 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) ->
 def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)", *, integer: bool = False) -> None:
     """Raise a `ValueError` unless `value` is a finite number, or an integer, in an interval such as "[0, 1)"."""
     low, high = map(float, interval[1:-1].split(","))
-    # A NaN lies in no interval.
+    # A NaN lies in no interval, so it is refused.
     if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):
         is_above = value > low or (interval[0] == "[" and value == low)
         if is_above and (value < high or (interval[-1] == "]" and value == high)):

@@ -28,13 +28,14 @@ from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
 from .regularization import RowStatistics
 
-SHORT_KEYS = 128  # With up to so many keys, softmax in bfloat16 is faster written out on a CPU.
-BLOCK_WEIGHTS = 2**22  # Without the library's kernels, so many weights are kept at a time.
+SHORT_KEYS = 128  # With at most this many keys, softmax in bfloat16 is faster written out on a CPU.
+BLOCK_WEIGHTS = 2**22  # Without the library's kernels, at most this many attention weights are in memory at a time.
 
-# An output gate is ψ of a linear map, by the name of ψ.
+# An output gate is a function ψ of a linear map, chosen by the name of ψ.
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
-# It is the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if needed.
+# A backend returns the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if
+# needed.
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
@@ -65,7 +66,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
-        # A learned θ is a parameter of this layer, so other layers cannot share the result.
+        # A learned threshold θ is a parameter of this layer, so other layers cannot share the result.
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -111,7 +112,8 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # Statistics come before the division, so that a model divides the sums of all layers of a site at once.
+    # Statistics of weights are taken before the division by c·n^α, so that a model divides the sums of all layers of a
+    # site at once.
     rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
@@ -120,7 +122,7 @@ def eager_attention(
         weights = sum_to_one(weights)
     if formula.attention.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
-    # Dropout comes after the statistics, because they and the returned weights must not depend on chance.
+    # Dropout comes after the statistics, because statistics and returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
 
@@ -131,8 +133,8 @@ def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
-# What `fused_attention` reads, and what is computed outside of it: of a formula, of its `AttentionConfig`. Where there
-# is any other field, the reference computes, because the fast paths would leave it out.
+# These fields of a formula and of its `AttentionConfig` are read by `fused_attention` or computed outside of it. Where
+# there is any other field, the reference computes, because the fast paths would leave it out.
 FUSED_FIELDS = """
 attention scaling dropout threshold length_exponent activation bias
 normalizer length_coefficient threshold_form score scale learned_scale scale_form scale_length query_key_norm
@@ -151,20 +153,22 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    # An exported program must hold plain operators of PyTorch alone.
+    # An exported program must hold plain operators of PyTorch alone, so it has the reference.
     is_known = KNOWS_FIELDS.get(type(formula), False) and KNOWS_FIELDS.get(type(attention), False)
     if not is_known or torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
-        # On CPUs PyTorch writes the weights out for dropout too, and draws it slower.
+        # On CPUs PyTorch's softmax attention writes the weights out for dropout too, and draws dropout slower.
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
-        if statistics != "all" and not is_written_out:  # The entropy needs whole rows.
+        # The entropy of weights needs whole rows, which PyTorch's fused softmax never holds.
+        if statistics != "all" and not is_written_out:
             return attention_by_pytorch(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
             return attention_by_pytorch(*arguments)
-    # One query saves nothing but copies of keys, which several heads share or which lie in pages.
+    # Attention from one query gains from kernels only if these save copies of keys, which several heads share or which
+    # lie in pages.
     elif (
         kernels is not None
         and mask.is_structured
@@ -181,7 +185,7 @@ def attention_by_kernels(
 ) -> AttentionOutput | None:
     """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
-    # A divisor of the whole row cancels in a row that sums to 1.
+    # A divisor of a whole row cancels if the row is divided by its sum.
     divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
     is_tensor = isinstance(threshold, Tensor)
     if is_tensor:
@@ -213,18 +217,19 @@ def attention_in_blocks(
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
-    if mask.query_len <= number or torch.compiler.is_compiling():  # A compiler chooses itself what to keep.
+    # torch.compile chooses itself which weights to keep.
+    if mask.query_len <= number or torch.compiler.is_compiling():
         output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
         part_formula = formula
-        # A bias of one row serves all queries.
+        # A bias of scores with one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
             part_formula = replace(formula, bias=formula.bias[..., start:stop, :])
         arguments = (part_formula, part, key, value, mask.of_queries(start, stop), statistics)
-        # Autograd would keep the weights of every block, and blocks are there to avoid that.
+        # Each block is checkpointed, because autograd would keep its weights, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -263,7 +268,7 @@ def attention_by_pytorch(
         output = (output / divisor).to(output.dtype)
     rows = None
     if statistics != "none":
-        # Nothing has to be added up, because a row of softmax sums to 1, or to 0 if it sees no key.
+        # Sums of softmax are known without adding up: a row sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         if formula.attention.has_late_statistics and divisor is not None:
@@ -279,7 +284,7 @@ def with_sink_key(
 
     With causality one more query goes in front too. It sees the new key alone, so that the mask stays a triangle.
     """
-    # The new channel holds `product` in the queries, 1 in the new key and 0 in the others.
+    # A new channel holds `product` in the queries, 1 in the new key and 0 in the other keys.
     last = product.expand(*query.shape[:-1], 1).to(query.dtype)
     query = functional.pad(torch.cat([query, last], dim=-1), (0, 0, int(is_causal), 0))
     key = functional.pad(key, (0, 1, 1, 0))
@@ -293,14 +298,15 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
     first = 0 if mask.causal_offset is None else mask.causal_offset
     places = slice(first, first + mask.query_len)
-    # A static cache counts on the device, so the rows are taken by an index, which copies.
+    # A static cache counts tokens on the device, so the queries' own values are taken by an index, which copies.
     if isinstance(first, Tensor):
         places = first + torch.arange(mask.query_len, device=value.device)
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
-    # A query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
-    # ε of bfloat16, as its sums are float32, and up to 5 ε of other types.
+    # In exclusive attention a query that sees its own token alone keeps nothing but rounding, which an output norm
+    # would make large: half an ε of bfloat16, whose sums are float32, and up to 5 ε of other types. So small a rest
+    # becomes 0.
     units = 2 if output.dtype == torch.bfloat16 else 8
     least = units * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
@@ -329,14 +335,14 @@ class AttentionVariant(nn.Module):
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
         """Norms and scalars that only some variants have, else None."""
         config = self.attention
-        # It has one element, because FSDP cannot shard scalars.
+        # A learned scale has one element, because FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
         self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
         thresholds = num_heads if config.threshold_per_head else 1
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # Each head is normalised by itself and without bias, as in ViT-22B.
+            # The norm of queries and keys takes each head by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -352,12 +358,13 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i draws its gain from this range.
+            # ReLA-i draws the gain of its output norm from this range.
+            bound = math.sqrt(3 / self.output_norm.weight.numel())
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """Describe the attention to a backend, with a = `scaling` where it is not learned."""
-        scaling = scaling if self.scale is None else 1.0  # A learned a multiplies the queries.
+        scaling = scaling if self.scale is None else 1.0  # A learned scale a multiplies the queries instead.
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 
@@ -376,7 +383,7 @@ class AttentionVariant(nn.Module):
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
-            # The queries are multiplied, because there are fewer of them than scores.
+            # The scale multiplies the queries, because there are fewer of them than scores.
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
@@ -384,7 +391,7 @@ class AttentionVariant(nn.Module):
             key = all_rows(key, 2)
             value = all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        # In cross-attention no value belongs to the query itself.
+        # In cross-attention no value belongs to the query itself, so none is removed.
         if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
@@ -470,7 +477,7 @@ class MultiHeadAttention(AttentionVariant):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        # After unit length, the norm multiplies by the learned scale.
+        # In cosine attention the learned scale is the gain of the norm that gives queries unit length.
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale if is_gain else None
@@ -482,7 +489,7 @@ class MultiHeadAttention(AttentionVariant):
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
-        # The gate reads the input of the layer, as in the papers, and not the output of attention.
+        # The output gate reads the input of the layer, as in the papers, and not the output of attention.
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         return self.out_proj(output), weights, rows
@@ -506,7 +513,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross:  # A static cache may be longer than the source.
+        if is_cross:  # The cached keys of a source are cut to its length, because a static cache may be longer.
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

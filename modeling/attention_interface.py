@@ -35,13 +35,14 @@ try:
 except ImportError:
     _active_collector = None
 
-# The code of these models computes with the mask itself.
+# Models of these types compute with the mask itself, so it must be a dense tensor.
 _DENSE_MASKS = {
     *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl"),
     *("hy_v4_vl_text", "lasr_encoder", "mistral_large4", "mistral_large4_text", "molmo2", "paligemma"),
     *("t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
 }
-# These keywords change nothing here. They come from every model of transformers, from `generate`, or from some models.
+# Exchanged attention accepts these keywords, which change nothing in it. They come from every model of transformers,
+# from `generate`, or from some models.
 _KNOWN = {
     *TransformersKwargs.__optional_keys__,
     *(*vars(GenerationConfig()), "tokenizer", "assistant_tokenizer"),
@@ -49,9 +50,11 @@ _KNOWN = {
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
     "shift_labels",
-    *("read_index", "write_index", "logits_indices", "logits_processor_args"),  # Continuous batching passes these.
+    # Continuous batching passes these keywords.
+    *("read_index", "write_index", "logits_indices", "logits_processor_args"),
 }
-_LOWEST = -9e3  # An additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16.
+# A key is hidden where an additive mask is below this number: −10⁴, which models write, is −9984 in bfloat16.
+_LOWEST = -9e3
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ class InterfaceAttention(AttentionVariant):
         """
         _check_keywords(keywords, attention_mask)
         if keywords.get("read_index") is not None:
-            # Continuous batching has updated its cache. Its mask of 0 and the lowest float keeps requests apart.
+            # Continuous batching has updated its cache before it calls attention. Its mask of 0 and the lowest float
+            # keeps requests apart.
             if attention_mask is None:
                 raise ValueError("continuous batching of this transformers gives this attention no mask")
             attention_mask, keywords = attention_mask == 0, {}
@@ -158,14 +162,15 @@ class InterfaceAttention(AttentionVariant):
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
         changes = {} if s_aux is None else {"attention": _with_sinks(config), "threshold": s_aux}
-        # A model of transformers has made its values already, so they are normalised here.
+        # Values are normalised here, because a transformers model has made them already.
         if config.value_norm == "l2":
             value = unit_length(value)
-        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # The model has multiplied its queries by it.
-        if self.query_norm is not None:  # The norm removes that factor again.
+        # A model that passes a scale of 1 has multiplied its queries by `module.scaling` already.
+        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0
+        if self.query_norm is not None:  # A norm of the queries removes the factor by which the model multiplied them.
             query, key = self.query_norm(query), self.key_norm(key)
             scaling, own = (own if scaling == 1 else scaling), 1.0
-        if config.score == "cosine":  # The cosine is that of normalised queries and keys.
+        if config.score == "cosine":  # The cosine is taken between normalised queries and keys.
             query, key = unit_length(query), unit_length(key)
             scaling = config.initial_scale(query.shape[-1])
         elif scaling is None or config.scale is not None:
@@ -175,7 +180,8 @@ class InterfaceAttention(AttentionVariant):
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
-        backend = "eager" if _wants_weights(keywords) else "fused"  # Only the reference holds weights.
+        # If weights are wanted, the eager backend computes, because only this one holds weights.
+        backend = "eager" if _wants_weights(keywords) else "fused"
         output, weights, _ = self.attend(formula, query, key, value, mask, attn_implementation=backend)
         return output.unflatten(2, (query.shape[1], -1)), weights
 
@@ -204,8 +210,8 @@ def make_interface_mask(
         others: whatever else transformers passes to functions of this kind.
     """
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        # It is an `AttentionMask` already.
-        return attention_mask  # `generate` makes masks before it calls the model.
+        # The mask is an `AttentionMask` already, because `generate` makes masks before it calls the model.
+        return attention_mask
     device = torch.device(device)
     number = number_of_processes()
     if number > 1:
@@ -215,13 +221,14 @@ def make_interface_mask(
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-    # A static cache counts on the device, and compiled code takes tensors alone.
+    # With a static cache the mask is dense: the cache counts on the device, and compiled code takes tensors alone.
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
     names = dict(parts or ())
     if number > 1:
         pieces = names.get("packed", {}).get("packed_sequence_mask")
-        # To transformers, the positions of the two pieces of a process look like two packed texts.
+        # In context parallelism each process has two pieces of a sequence, whose positions look like two packed texts
+        # to transformers.
         if pieces is not None and pieces.diff().count_nonzero(1).max() <= 1:
             parts = [part for part in parts if part[0] not in ("packed", "remapped")]
             names.pop("packed")
@@ -278,7 +285,7 @@ def _mask_of_parts(
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
     causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
     last = None
-    if last_keys and "causal" not in names:  # With causality, no query sees behind it anyway.
+    if last_keys and "causal" not in names:  # With causality the end of a text or chunk hides nothing more.
         last = functools.reduce(torch.minimum, last_keys) - kv_offset
     flags = {"is_packed": "packed" in names, "has_chunks": "chunk" in names}
     return own_mask(InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags))
@@ -289,7 +296,7 @@ def _bounds_of(texts: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 
-# For each function that transformers.masking_utils makes: its maker → what it says.
+# A mask function of transformers.masking_utils is known by the name of the function that made it.
 _MADE_BY = {
     "sliding_window_overlay": "window",
     "chunked_overlay": "chunk",
@@ -311,12 +318,13 @@ def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | Non
 
 
 def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
-    # Functions are compared by identity, because one that behaves alike now could differ at the next call.
+    # Mask functions are compared by identity, because one that behaves alike now could differ at the next call.
     if function is causal_mask_function:
         return [("causal", {})]
     if function is bidirectional_mask_function:
         return []
-    if torch.compiler.is_compiling():  # The values of functions that traced code makes are not known.
+    # torch.compile does not know the values inside functions that traced code makes.
+    if torch.compiler.is_compiling():
         return None
     maker = getattr(function, "__qualname__", "").partition(".")[0]
     if getattr(function, "__module__", None) != causal_mask_function.__module__ or function.__closure__ is None:
@@ -341,7 +349,7 @@ def _with_sinks(config: AttentionConfig) -> AttentionConfig:
             f"this model has sinks (s_aux), but attention with activation {config.activation!r} has none: take "
             "'softmax_attention' or 'softmax1_attention'"
         )
-    # There θ is the sink's logit of each head.
+    # In softmax1 the threshold θ is the sink's logit of each head.
     return replace(config, activation="softmax1")
 
 
@@ -412,13 +420,13 @@ def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> Attentio
             return mask
         if whole is not positions:
             raise ValueError("a sequence on several processes must be one text, but position_ids begin again")
-        # This numbers the text of each position. A query sees its text from the first position to the last.
+        # Packed texts are numbered at each position. A query sees its own text from the first position to the last.
         texts = begins.cumsum(-1)
         return _within(mask, *_bounds_of(texts))
 
     if starts is None:
         is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
-        # With a cache there are more keys than positions, and no text can begin in between.
+        # With a cache there are more keys than positions, and no packed text can begin in between.
         whole_len = mask.query_len * number_of_processes()
         is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == positions.shape[-1]
         is_row = is_row and whole_len == mask.key_len
@@ -469,8 +477,9 @@ def _read_mask(
     """The mask, and what an additive one adds to scores that it does not hide."""
     number = number_of_processes()
     query_len, key_len = query.shape[2], key.shape[2] * number
-    if mask is not None and not isinstance(mask, Tensor):  # Its class may come from another copy of this code.
-        if differ(mask.key_len, key_len):  # Compiled code would read beyond its end.
+    # The mask's class may come from another copy of this code, so it is known by not being a tensor.
+    if mask is not None and not isinstance(mask, Tensor):
+        if differ(mask.key_len, key_len):  # Compiled code would read beyond the end of a mask for fewer keys.
             raise ValueError(f"the mask is of {mask.key_len} keys, but there are {key_len}")
         return mask, None
     if mask is None:

@@ -17,7 +17,7 @@ from .masks import AttentionMask
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The innermost is the last. Threads share it, as the backward pass may run in one of its own.
+# The innermost mesh of processes is the last. Threads share the list, as the backward pass may run in one of its own.
 _MESHES: "list[DeviceMesh]" = []
 
 
@@ -62,9 +62,10 @@ def all_rows(states: Tensor, dim: int = 1) -> Tensor:
 
 
 def _gather(states: Tensor) -> Tensor:
-    from torch.distributed import _functional_collectives as collectives  # Not every build of torch has it.
+    # Not every build of torch has collective operations.
+    from torch.distributed import _functional_collectives as collectives
 
-    # torch has the second name until 2.12.
+    # torch calls the differentiable gather `all_gather_tensor_autograd` until 2.12.
     gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
     return gather(states.contiguous(), 0, _MESHES[-1])
 

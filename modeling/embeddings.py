@@ -32,11 +32,11 @@ class SinusoidalPositions(nn.Module):
         steps = torch.arange(half, dtype=torch.float64, device="cpu")
         exponents = steps / max(half - 1, 1) if self.layout == "sinusoidal_halves" else 2 * steps / self.dim
         positions = torch.arange(self.max_positions, dtype=torch.float64, device="cpu")
-        angles = positions[:, None] * 10000.0**-exponents  # [max_positions, dim / 2]
+        angles = positions[:, None] * 10000.0**-exponents  # The angles of positions are [max_positions, dim / 2].
         if self.layout in ("sinusoidal_halves", "sinusoidal_marian"):
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         second = angles.sin() if self.layout == "sinusoidal_sine" else angles.cos()
         return torch.stack([angles.sin(), second], dim=-1).flatten(1)
 
-    def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
+    def forward(self, positions: Tensor) -> Tensor:  # Positions [..., length] become embeddings [..., length, dim].
         return nn.functional.embedding(positions, self.table)

@@ -13,8 +13,8 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-BATCH_SIZE = 8  # So many inputs are computed at a time.
-# Clients send them for any model, but a model of two languages has no use for them.
+BATCH_SIZE = 8  # The model computes this many inputs of a request at a time.
+# Clients send these parameters for any model, but a model of two languages has no use for them.
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
@@ -22,7 +22,7 @@ class RequestHandler:
     """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
 
     task: ClassVar[str]
-    # Each name has the bounds of a number, both included, or a list of what is allowed.
+    # Each parameter of a request has the bounds of a number, both included, or a list of what is allowed.
     parameters: ClassVar[dict[str, tuple | list]]
 
     def __init__(self, path: str = ""):
@@ -52,7 +52,7 @@ class RequestHandler:
         # The sender made a mistake: the answer says why, in one line.
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
-        # The fault is here: the sender learns no path and no line of code.
+        # The fault is the endpoint's own: the sender learns no path and no line of code.
         except Exception:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
@@ -60,7 +60,7 @@ class RequestHandler:
     def check_parameters(self, parameters: Any) -> dict[str, Any]:
         """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
         given = {}
-        for name in ("parameters", "generate_parameters"):  # Some clients put the second into the first.
+        for name in ("parameters", "generate_parameters"):  # Some clients put `generate_parameters` into `parameters`.
             if not isinstance(parameters, dict | None):
                 raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
             given |= parameters or {}

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from ..configuration.configuration_base import TransformerConfig
 from .kernels import apply_dropout
 
-# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
+# The feed-forward activations φ have these names. For swish, x·σ(βx), the module itself multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -36,7 +36,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
+        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
+        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -64,8 +65,8 @@ class FeedForward(nn.Module):
         beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
         return states * torch.sigmoid(beta * states)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
-        inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., embed_dim].
+        inner_states = self.activation(self.fc1(hidden_states))  # The inner states have the shape [..., inner_dim].
         if self.fc_linear is not None:
             values = self.fc_linear(hidden_states)
             inner_states = inner_states * (functional.relu(values) if self.has_rectified_values else values)

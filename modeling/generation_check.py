@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# This is the newest release of transformers that the code was tested with.
+# The code was tested with releases of transformers up to this one.
 NEWEST_TESTED = (5, 24)
 _CHECKING = threading.Lock()
 
@@ -29,7 +29,7 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            with _CHECKING:  # Other threads wait for the first one's answer.
+            with _CHECKING:  # Other threads wait until the first one has checked generation.
                 self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
@@ -44,7 +44,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
-            # Slow and right goes before fast and wrong.
+            # Generation goes on without a cache, because slow and right is better than fast and wrong.
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -61,20 +61,21 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     config = model.config
     length = min(5, config.max_position_embeddings)
     steps = min(4, config.max_position_embeddings)
-    # Any tokens will do, because both ways get the same ones.
+    # The check may take any tokens, because both ways of generating get the same ones.
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
-    # One row is padding except for its first token, so a lost mask changes its result.
+    # One row of the check is padding except for its first token, so a lost mask changes its result.
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    # All other settings are those that the model was saved with.
+    # All other settings of generation are those that the model was saved with.
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        search = super(CheckedGenerationMixin, model).generate  # Calling the checked search here would never end.
+        # The parent's `generate` is called, because the checked one would check without end.
+        search = super(CheckedGenerationMixin, model).generate
         return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     try:
@@ -82,7 +83,8 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits
             error = (torch.stack(greedy.logits, dim=1) - expected).abs().max() / expected.abs().max()
-            if not error <= torch.finfo(torch.float32).eps ** 0.5:  # The comparison is written so that a NaN fails it.
+            # The comparison of logits is written so that a NaN fails it.
+            if not error <= torch.finfo(torch.float32).eps ** 0.5:
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
@@ -98,7 +100,8 @@ def _build_like(model: CheckedGenerationMixin) -> CheckedGenerationMixin:
     config = copy.deepcopy(model.config)
     config.encoder_layers = min(2, config.encoder_layers)
     config.decoder_layers = min(2, config.decoder_layers)
-    with torch.random.fork_rng(devices=()):  # A user's seed gives the same numbers with the check and without.
+    # A user's seed gives the same random numbers with the check of generation and without.
+    with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         smaller = type(model)(config)
     smaller.generation_config = model.generation_config

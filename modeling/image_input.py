@@ -11,10 +11,12 @@ try:
 except ImportError:
     Image = ImageOps = None
 
-MAX_PIXELS = 25_000_000  # All images of a request together have so many; a pixel costs some 17 bytes.
+# All images of a request together have at most this many pixels; one pixel costs some 17 bytes.
+MAX_PIXELS = 25_000_000
 MAX_IMAGE_BYTES = 10 * 2**20
-MAX_RATIO = 50  # Image processors enlarge the shorter side, and the longer side with it.
-# Pillow reads these formats without starting another program.
+# The ratio of sides is bounded, because image processors enlarge the shorter side, and the longer side with it.
+MAX_RATIO = 50
+# Pillow reads these image formats without starting another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -25,7 +27,7 @@ def read_images(inputs: list[Any]) -> list[Any]:
     check_bounds(images)
     try:
         return [upright_rgb(image) for image in images]
-    except Exception as error:  # Each format raises errors of its own for broken files.
+    except Exception as error:  # Each image format raises errors of its own for broken files.
         raise ValueError("an image is damaged") from error
 
 
@@ -43,7 +45,7 @@ def open_input(value: Any) -> Any:
         if len(value) > MAX_IMAGE_BYTES:
             raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
         value = open_image(value)
-    # MPO is a kind of JPEG, and an image that was never a file has None.
+    # The format MPO is a kind of JPEG, and an image that was never a file has None.
     if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
         raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
     return value
@@ -53,7 +55,7 @@ def open_image(data: bytes) -> Any:
     """Open an image of one of `IMAGE_FORMATS` without decoding it."""
     try:
         return Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-    except Exception as error:  # Each format raises errors of its own for broken files.
+    except Exception as error:  # Each image format raises errors of its own for broken files.
         raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
 
 
@@ -86,8 +88,9 @@ def upright_rgb(image: Any) -> Any:
             raise ValueError("its pixels are floats or integers of unknown range; convert it to 8 or 16 bits")
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if isinstance(image.info.get("transparency"), bytes):
-        del image.info["transparency"]  # Pillow would drop it anyway, with a warning.
+        # Transparency in bytes is deleted, as Pillow would drop it anyway, with a warning.
+        del image.info["transparency"]
     image = image.convert("RGB")
-    # EXIF is left out: a pipeline would read it again, and fail where it is broken.
+    # An image's EXIF is left out: a pipeline would read it again, and fail where it is broken.
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image

@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Tensor
 from torch.nn import functional
 
-INTERFACE = 4  # This code was written for that interface of `reluformers_kernels`.
+INTERFACE = 4  # The code of models was written for this interface number of `reluformers_kernels`.
 
 
 def _find_kernels() -> ModuleType | None:
@@ -16,7 +16,8 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
-    # The code of an old folder must not call functions that have changed since.
+    # Kernels of another interface are not used: the code of an old folder must not call functions that have changed
+    # since.
     return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
@@ -27,6 +28,6 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
     """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
     if not training or probability == 0:
         return states
-    # On CPUs PyTorch draws more random bits than it needs, which takes longer than the product.
+    # On CPUs PyTorch's dropout draws more random bits than it needs, which takes longer than the product.
     dropped = None if kernels is None else kernels.dropout(states, probability)
     return functional.dropout(states, probability) if dropped is None else dropped

@@ -16,7 +16,7 @@ from .regularization import tensors_of
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    # One number decides whether a row keeps the whole branch.
+    # In stochastic depth one random number decides whether a row keeps the whole branch.
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 

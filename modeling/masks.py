@@ -49,7 +49,8 @@ class AttentionMask:
     query_mask: Tensor | None = None
 
     def __post_init__(self):
-        # A fused computation reads as many entries of a row as there are keys, whatever its length.
+        # Masks are checked here, because a fused computation reads as many entries of a row as there are keys,
+        # whatever the row's length.
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
             if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):
                 raise ValueError(
@@ -67,7 +68,8 @@ class AttentionMask:
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
-        if mask is not None and not isinstance(mask, Tensor):  # Its class may come from another copy of this code.
+        # The mask's class may come from another copy of this code.
+        if mask is not None and not isinstance(mask, Tensor):
             if differ(mask.query_len, query_len) or differ(mask.key_len, key_len):
                 raise ValueError(
                     f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
@@ -75,9 +77,9 @@ class AttentionMask:
                 )
             return mask
         if mask is not None:
-            # Missing dimensions are in front, as PyTorch broadcasts.
+            # A mask with fewer than four dimensions lacks the first ones, as PyTorch broadcasts.
             mask = mask[(None,) * (4 - mask.dim())]
-        # This is padding in another form, and kernels take padding but no dense masks.
+        # A mask of keys alone is padding in another form, and kernels take padding but no dense masks.
         if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
@@ -90,7 +92,7 @@ class AttentionMask:
         return replace(
             self,
             query_len=stop - start,
-            # The queries before `start` count as past, so causality is shifted.
+            # Queries before `start` count as past, so causality is shifted.
             causal_offset=None if offset is None else offset + start,
             first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
             last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
@@ -173,7 +175,7 @@ class AttentionMask:
         return self.once("key_counts", self._count_keys)
 
     def _count_keys(self) -> Tensor | int:
-        # A dense mask may be anything, so its ones are counted.
+        # A dense mask may be anything, so its visible keys are counted.
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
@@ -185,7 +187,8 @@ class AttentionMask:
             seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
         if last is not None:
             seen = seen.minimum(last + 1).clamp_min(0)
-        # This counts the real keys before each position; n_i is the difference of two counts, without a matrix.
+        # `real` counts the keys before each position that are no padding; n_i is the difference of two counts, without
+        # a matrix.
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
         counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:

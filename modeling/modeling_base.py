@@ -21,8 +21,8 @@ from .regularization import RowTensors, SiteRows, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
-# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
-# k and v, QKNorm's released code all four.
+# Xavier and small initialisation draw q, k, v and gate maps of d × d as if this many were one, and likewise output
+# maps: tensor2tensor joins q, k and v, QKNorm's released code all four.
 _JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
@@ -34,9 +34,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # Fields may have been set since it was built.
+        config.validate()  # Fields of a configuration may have been set since it was built and checked.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
+        # Attention configurations are made here, because torch.compile cannot make them.
+        self._attentions = {site: config.attention_for(site) for site in config.sites}
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -53,7 +54,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # Weights that were gathered from several processes are equal, but share no memory.
+            # Tied weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -74,7 +75,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # Scalars and gates come after the projections; transformers does not know them.
+        # Scalars and gates of attention are initialised after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -111,7 +112,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # Another model's attention may compute a layer.
+        # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -134,8 +135,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
-            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
+        # With tensor parallelism each process has summed over its own heads.
+        if (self._tp_size or 1) > 1 and config.splits_heads:
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has distributed tensors.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)

@@ -28,10 +28,10 @@ from .attention_interface import InterfaceAttention, register
 from .normalization import NormGate
 
 SUBMODULE = "exchanged_attention"
-IMPLEMENTATION = "reluformers_exchanged"  # Every attention module of such a model has this attention by name.
+IMPLEMENTATION = "reluformers_exchanged"  # Every attention module of an exchanged model has this attention by name.
 
 
-class Caller:  # torch.compile does not take a SimpleNamespace.
+class Caller:  # torch.compile does not take a SimpleNamespace, so this class holds the attributes.
     """What an attention reads of its module, without the weights, which hooks would move."""
 
     def __init__(self, module: nn.Module):
@@ -58,12 +58,12 @@ class ExchangeableAttention(InterfaceAttention):
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
-# These fields of an `ExchangedConfig` are not fields of the configuration in it.
+# These fields belong to an `ExchangedConfig` itself, and not to the stock configuration in it.
 _OF_THE_WHOLE = {
     *("base", "base_type", "base_class", "attention", "modules", "model_type", "architectures", "auto_map"),
     *("dtype", "transformers_version", "attn_implementation", "reluformers_version", "custom_pipelines"),
 }
-# It is true while an exchanged model is made.
+# The flag is true while an exchanged model is made.
 is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)
 
 
@@ -71,7 +71,7 @@ class ExchangedModel(PreTrainedModel):
     """Base of models whose attention is exchanged: how they are opened, saved and pickled; see `exchanged_class`."""
 
     config_class = ExchangedConfig
-    # The installed library sets it, so that every way of saving writes the code beside config.json.
+    # The installed library sets `payload_writer`, so that every way of saving writes the code beside config.json.
     payload_writer: ClassVar[Any] = None
     base_class: ClassVar[type[PreTrainedModel] | None] = None
 
@@ -86,7 +86,8 @@ class ExchangedModel(PreTrainedModel):
             config = ExchangedConfig.from_pretrained(
                 pretrained_model_name_or_path, **{name: keywords[name] for name in names if name in keywords}
             )
-        if config.model_type == ExchangedConfig.model_type:  # Its class may come from another copy of this code.
+        # The configuration's class may come from another copy of this code, so its model type decides.
+        if config.model_type == ExchangedConfig.model_type:
             refuse_another(config._attn_implementation or IMPLEMENTATION)
             for name in [name for name in keywords if name == "num_labels" or name in config.base]:
                 if name not in _OF_THE_WHOLE:
@@ -136,12 +137,12 @@ class ExchangedModel(PreTrainedModel):
         """Save the weights, the configuration around that of the model, and the code."""
         repo_id = keywords.pop("repo_id", None)
         super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
-        # One process writes, because others would write the same files at the same time.
+        # One process saves the configuration, because others would write the same files at the same time.
         if self.should_save_on_this_rank(is_main_process):
             config = self.exchanged_config()
             if self.payload_writer is not None:
                 self.payload_writer(config, save_directory)
-            elif ExchangedModel._auto_class is not None:  # The code came with the model and goes with it.
+            elif ExchangedModel._auto_class is not None:  # Code that came with a model is saved with it again.
                 ExchangedConfig.register_for_auto_class()
                 custom_object_save(ExchangedModel.__new__(ExchangedModel), save_directory, config=config)
             config.save_pretrained(save_directory)
@@ -183,7 +184,7 @@ class ExchangedModel(PreTrainedModel):
             base_class=self.base_class.__name__,
             attention=exchanged["attention"],
             modules=exchanged["modules"],
-            # The first class opens it, and no program takes the model for one with softmax.
+            # The first of the architectures opens the folder, and no program takes the model for one with softmax.
             architectures=[auto for auto in (opener(self.base_class, type(self.config)),) if auto]
             + [f"Exchanged{self.base_class.__name__}"],
             dtype=base.get("dtype"),
@@ -277,8 +278,9 @@ def attach(model: PreTrainedModel) -> None:
             raise ValueError(f"ExchangedConfig.modules has {name!r}, which is no attention module of this model")
     for module in modules.values():
         if calls_interface(type(module)):
-            # None marks a module that was looked at, so that a stock class cannot pass for it.
-            module.add_module(SUBMODULE, None)  # It means softmax unless the next lines put an attention there.
+            # A submodule of None marks an attention module that was looked at, so that a stock class cannot pass for
+            # it. Its attention is softmax unless the loop below puts another one there.
+            module.add_module(SUBMODULE, None)
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)
         model.get_submodule(name).add_module(SUBMODULE, attention)
@@ -297,7 +299,7 @@ def extend_tp_plan(model: PreTrainedModel) -> None:
         if attention.spans_heads:
             for rule in rules:
                 del plan[rule]
-        elif any(plan[rule] == "colwise" for rule in rules):  # Each process computes some heads.
+        elif any(plan[rule] == "colwise" for rule in rules):  # With split columns each process computes some heads.
             for part in attention.parts_for_each_head(f"{pattern}.{SUBMODULE}"):
                 plan[part] = "replicated_with_grad_allreduce"
 
@@ -316,8 +318,8 @@ def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
 def base_with(config: ExchangedConfig) -> PreTrainedConfig:
     """The configuration of the stock model, with the fields that were changed since it was saved."""
     base = config.base_config()
-    # These fields were changed since the model was saved, as by from_pretrained(…, problem_type=…).
-    # Setting a default may be a change too.
+    # Fields that were changed since the model was saved, as by from_pretrained(…, problem_type=…), go into the stock
+    # configuration. Setting a default may be a change too.
     shared = {name: getattr(config, name) for name in SHARED if name in config.base}
     for name, value in (config.to_diff_dict() | shared).items():
         if name not in _OF_THE_WHOLE:

@@ -37,7 +37,7 @@ from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
 from .regularization import SiteRows, tensors_of
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
-if TYPE_CHECKING:  # transformers saves the files that this one names, and the pipeline has to come along
+if TYPE_CHECKING:  # transformers saves the files whose modules this file imports, and the pipeline has to come along.
     from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
@@ -114,7 +114,7 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         queries = self.branch_input(self.cross_attn_norm, hidden_states)
-        # Beam search has several rows of one sentence; they become queries of one attention.
+        # Beam search has several rows of one sentence; in cross-attention they become queries of one row.
         branch, _, cross_rows = self.cross_attn(
             queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
@@ -138,13 +138,15 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
-        head = self.get_output_embeddings()  # transformers gives the head the source's size, whatever its own is.
+        # When embeddings are resized, transformers gives the head the source's size, whatever its own is.
+        head = self.get_output_embeddings()
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
             parts = [self.get_input_embeddings(), decoder.embed_tokens]
             if head is not None and self.config.tying == "none":
                 parts.append(head)
-            for count, part in enumerate(parts):  # A weight is resized in place for all modules that hold it.
+            # A shared weight is copied first, because resizing changes it in place for all modules that hold it.
+            for count, part in enumerate(parts):
                 if any(part.weight is other.weight for other in parts[:count]):
                     part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
         embeddings = super().resize_token_embeddings(*args, **kwargs)
@@ -161,10 +163,11 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # Learned positions have no padding.
+        # Embeddings of tokens have padding, and learned positions have none.
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             if self.config.embedding_norm == "fix_norm":
                 init.uniform_(module.weight, -0.01, 0.01)
-            elif self.config.scale_embedding:  # The model multiplies them by √d.
+            elif self.config.scale_embedding:  # The model multiplies embeddings by √d.
                 init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
@@ -216,12 +219,13 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
-                # Padding stays padding, because the masks were made of it.
+                # Word dropout leaves padding as it is, because the masks were made of it.
                 input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
-            inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
+            inputs_embeds = self.embed_tokens(input_ids)  # The embeddings have the shape [batch, length, d_model].
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
-        # Embeddings start with a spread of 1/√d and positions have size 1, so without √d positions would drown words.
+        # Embeddings of words start with a spread of 1/√d and positions have size 1, so without a factor of √d
+        # positions would drown words.
         if config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
         if self.embedding_bias is not None:
@@ -324,7 +328,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
             past_len = cache.get_seq_length()
             key_len, _ = cache.get_mask_sizes(length, 0)
-        # A static cache keeps its count on the device, and ends at its full length.
+        # A static cache keeps its count on the device, so this length is not checked: the cache ends at its full
+        # length.
         if isinstance(past_len, int):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
@@ -335,7 +340,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
-        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # Padding is no query.
+        # Padding of the target is no query.
+        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         if query_mask is not None:
@@ -346,7 +352,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
-        # The cache is given by position, because transformers' checkpointing handles one that is given by name.
+        # The cache is given by position, because transformers' checkpointing would set a cache that is given by name
+        # to None.
         hidden_states, layer_rows = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
@@ -359,13 +366,15 @@ class Seq2SeqTransformerDecoder(TransformerStack):
     @staticmethod
     def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
         """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
-        if torch.compiler.is_compiling():  # Only `generate` compiles it, and has one set of masks for all steps.
+        # Masks of a cache need no check in compiled code: only `generate` compiles the decoder, and has one set of
+        # masks for all steps.
+        if torch.compiler.is_compiling():
             return
         written_under = cache.__dict__.setdefault("written_under", set())
         for name, mask in masks.items():
             if mask is not None:
                 written_under.add(name)
-            elif name in written_under and int(cache.get_seq_length()) == 0:  # The cache was reset.
+            elif name in written_under and int(cache.get_seq_length()) == 0:  # An empty cache has been reset.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -391,7 +400,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
 
-    # It is a property, because the configuration says which weights are one.
+    # The tied weights are a property, because the configuration says which weights are one.
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
         is_one = self.config.tying == "all"
@@ -441,7 +450,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-            # Statistics of an earlier call must not count again.
+            # Row statistics of the encoder count only in the call that computed them.
             encoder_rows = encoder_outputs.site_rows
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
@@ -469,7 +478,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
-# The installed library searches faster and gives the same tokens.
+# The search of the installed library is faster than transformers' and gives the same tokens.
 SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
 
 
@@ -491,7 +500,8 @@ class Seq2SeqTransformerForConditionalGeneration(
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
         opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        model = opened[0] if isinstance(opened, tuple) else opened  # It is a tuple with output_loading_info.
+        # With output_loading_info, `from_pretrained` returns a tuple.
+        model = opened[0] if isinstance(opened, tuple) else opened
         model.opened_revision = kwargs.get("revision")
         return opened
 
@@ -505,7 +515,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
-            # Otherwise `post_init` draws it anew.
+            # A loaded output layer keeps its mark as initialised; otherwise `post_init` draws it anew.
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)
         self.lm_head = value
 
@@ -518,7 +528,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
         if size := kwargs.get("prefill_chunk_size", size):
             raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
-        # The caller's limit must win over the other kind of limit, which the model was saved with.
+        # The caller's limit of length must win over the other kind of limit, which the model was saved with.
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -528,9 +538,10 @@ class Seq2SeqTransformerForConditionalGeneration(
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
         """Prepare as transformers does, but begin behind what the cache holds, and leave tokenizers out."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
-        for name in ("tokenizer", "assistant_tokenizer"):  # `stop_strings` are read with them.
+        for name in ("tokenizer", "assistant_tokenizer"):  # `generate` needs tokenizers only to read `stop_strings`.
             kwargs.pop(name, None)
-        if cache is not None and kwargs.get("is_first_iteration"):  # In later iterations it may hold a prefix too.
+        # In later iterations of `generate` the cache may hold a prefix too.
+        if cache is not None and kwargs.get("is_first_iteration"):
             held = int(cache.get_seq_length())
             if held >= given:
                 raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
@@ -623,7 +634,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     ) -> Tensor:
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
-        # It stays a sum here, because the divisor may count tokens of other batches and processes too.
+        # The cross-entropy stays a sum here, because the divisor may count tokens of other batches and processes too.
         cross_entropy = functional.cross_entropy(
             at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
@@ -633,7 +644,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         )
         num_tokens = labels.ne(-100).sum()
         num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
-        # The loss of a batch without a target is 0.
+        # The loss of a batch without a target token is 0.
         num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
         if regularization_loss is not None:

@@ -50,7 +50,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
-# Its name lacks "Attention", because transformers expects classes with that word to ask its registry.
+# The name of this pooling lacks "Attention", because transformers expects classes with that word to ask its registry.
 class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
@@ -89,7 +89,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     _input_embed_layer = "projection"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    # The loss is a mean over images, so the Trainer has to divide it by the accumulation steps.
+    # The loss of images is a mean over them, so the Trainer has to divide it by the accumulation steps.
     accepts_loss_kwargs = False
     _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
@@ -134,7 +134,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)  # As in ViT, the last one is that before the last norm.
+    # As in ViT, the last of the hidden states is that before the last norm.
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         pixel_values: Tensor,
@@ -238,12 +239,15 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
                 raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
             return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
-        # PyTorch refuses what fits neither: a float for each image, or another number of rows or classes
+        # PyTorch refuses labels that are neither classes nor shares: a float for each image, or another number of rows
+        # or classes.
         are_classes = labels.dim() == 1 and not labels.is_floating_point()
-        # A loss of shares beyond 1 would be finite. On an accelerator, reading labels would wait for it.
+        # Labels are checked, because a loss of shares beyond 1 would be finite. On an accelerator the check would make
+        # the host wait.
         if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
             largest = config.num_labels - 1 if are_classes else 1
-            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # Shares may be rounded.
+            # Labels that are shares of classes may be rounded.
+            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()
             if len(wrong):
                 value = given[tuple(wrong[0])].item()
                 raise ValueError(f"labels{wrong[0].tolist()} is {value}, but must be from 0 to {largest}")
@@ -251,7 +255,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        # One class for each image is a case of several: its id becomes a row of 0 and 1.
+        # One class for each image is a case of several classes: its id becomes a row of 0 and 1.
         targets = functional.one_hot(labels, config.num_labels) if are_classes else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()

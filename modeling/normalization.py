@@ -28,7 +28,7 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
 
     ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
-    # A compiled norm is one pass over memory. None means that plain PyTorch computes it.
+    # A compiled norm is one pass over memory. If it returns None, plain PyTorch computes the norm.
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
     return _plain_norm(*arguments) if output is None else output
@@ -41,7 +41,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
         output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
     else:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # At x = 0 a division by ε would make the gradient 1/ε, which is huge, so this divides by 1.
+        # At x = 0 the norm divides by 1, because a division by ε would make the gradient 1/ε, which is huge.
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
@@ -58,7 +58,7 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
         return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
 
 
@@ -68,7 +68,7 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps, bias=False)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
         states = at_least_float32(hidden_states)
         weight = self.weight.to(states.dtype)
         return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
@@ -79,7 +79,7 @@ class NormGate:
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))  # w
+        self.gate = nn.Parameter(torch.empty(dim))  # The gate is w in σ(w⊙o).
         self.reset_gate()
 
     def reset_gate(self) -> None:
@@ -91,14 +91,14 @@ class NormGate:
 class GatedRMSNorm(NormGate, RMSNorm):
     """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
         return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
 
 
 class GatedLayerNorm(NormGate, LayerNorm):
     """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
         states = at_least_float32(hidden_states)
         gate = torch.sigmoid(self.gate.to(states.dtype) * states)
         return (gate * super().forward(states)).to(hidden_states.dtype)
@@ -110,14 +110,14 @@ class ScaleNorm(nn.Module):
     def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
         self.dim, self.eps, self.initial = dim, eps, initial
-        self.weight = nn.Parameter(torch.empty(1))  # g
+        self.weight = nn.Parameter(torch.empty(1))  # The weight is the gain g.
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
         init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
         return self.weight * unit_length(hidden_states, self.eps)
 
 
@@ -128,7 +128,7 @@ class UnitLinear(nn.Linear):
         """ŵ; a search makes it once for all its steps."""
         return unit_length(self.weight)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # States [..., in_features] become [..., out_features].
         return functional.linear(hidden_states, self.unit_weight(), self.bias)
 
 

@@ -26,7 +26,7 @@ def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
     """
     quarter = dim // 4
     exponents = torch.arange(quarter, dtype=torch.float64, device="cpu") / max(quarter - 1, 1)
-    frequencies = 10000.0**-exponents  # [d / 4]
+    frequencies = 10000.0**-exponents  # The frequencies have the shape [d / 4].
     x = torch.arange(columns, dtype=torch.float64, device="cpu").repeat(rows)[:, None] * frequencies
     y = torch.arange(rows, dtype=torch.float64, device="cpu").repeat_interleave(columns)[:, None] * frequencies
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
@@ -53,7 +53,7 @@ class PatchEmbeddings(nn.Module):
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
         else:
-            # A formula gives it, so no file has to hold it.
+            # Sinusoidal positions follow from a formula, so no file has to hold them.
             self.register_buffer("position_embeddings", positions, persistent=False)
         self.reset_parameters()
 
@@ -70,8 +70,10 @@ class PatchEmbeddings(nn.Module):
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
-        patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
-        # Under autocast patches have half precision and positions do not; the residual stream keeps that of positions.
+        # Embeddings of patches are [batch, width, rows, columns].
+        patches = self.projection(pixel_values.to(self.projection.weight.dtype))
+        # Under autocast patches have half precision and positions do not; the residual stream keeps the precision of
+        # positions.
         hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
         if prefix := self._prefix():
             tokens = torch.cat(prefix, dim=1)
@@ -90,7 +92,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
-        # The formula holds for every grid, so there is nothing to interpolate.
+        # The formula of sinusoidal positions holds for every grid, so there is nothing to interpolate.
         if not self.is_learned:
             table = sincos2d_table(rows, columns, positions.shape[-1])
             return table[None].to(positions.device, positions.dtype)

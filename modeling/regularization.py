@@ -12,7 +12,7 @@ from torch.nn import functional
 from .attention_functions import length_factor
 from .normalization import at_least_float32
 
-# These are sums of rows and of weighted logs, or None where nobody needs them.
+# The row statistics of a layer are sums of weights and of weighted logs, or None where nobody needs them.
 RowTensors = tuple[Tensor | None, Tensor | None]
 
 
@@ -36,7 +36,7 @@ class RowStatistics:
         weights = at_least_float32(weights)
         if needed == "sums":
             return cls(weights.sum(-1))
-        # The weight is clamped before its log, because the gradient of xlogy is not finite at s = 0.
+        # Attention weights are clamped before their log, because the gradient of xlogy is not finite at s = 0.
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 

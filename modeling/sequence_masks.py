@@ -45,11 +45,12 @@ def causal_mask(
         device: where the queries are.
     """
     mask = None if attention_mask is None else _checked(attention_mask)
-    # A dense mask says everything, causality too.
+    # A dense mask says which keys each query sees, causality too.
     if mask is not None and mask.dim() == 4:
         return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # The cache counts on in place before the mask is made dense.
+        # The past length is copied, because the cache counts on in place before the mask is made dense.
+        past_len = past_len.clone()
     if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
@@ -57,7 +58,7 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
             f"{query_len} new ones"
         )
-    # These slots of a static cache hold no token yet.
+    # Slots of a static cache that hold no token yet are hidden.
     mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
     return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 
@@ -68,7 +69,7 @@ def token_positions(
     """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
-    # The first real token has position 0, wherever padding stands.
+    # The first real token of a sequence has position 0, wherever padding stands.
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
