@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from .field_checks import check_choice, check_number, strict_fields
 
-# Activations φ of this kind divide by a sum over the row themselves.
+# Softmax and its kin are activations φ that divide by a sum over the row themselves.
 _Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
 DISTRIBUTIONS = frozenset(get_args(_Distribution))
 Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
@@ -143,7 +143,8 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        elif hasattr(value, "to_dict"):  # The class may be that of the same name in a saved folder's code.
+        # An `AttentionConfig` may be the class of that name in a saved folder's code, so it is known by its methods.
+        elif hasattr(value, "to_dict"):
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")

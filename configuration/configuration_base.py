@@ -18,8 +18,8 @@ _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-# Tensor parallelism has these rules for the first and the last linear map of a branch: each process computes a part of
-# what lies between them, or all of it.
+# In tensor parallelism these rules are for the first and the last linear map of a branch: each process computes a part
+# of what lies between them (`SPLIT`), or all of it (`WHOLE`).
 SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
@@ -98,7 +98,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # Keywords are checked here, because transformers would keep names that it does not know, in silence.
+        # Names are checked, because transformers would keep keywords that it does not know, in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -148,7 +148,7 @@ class TransformerConfig(PreTrainedConfig):
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if self.activation_function != "softmax":  # The module itself may hold the β of swish.
+            if self.activation_function != "softmax":  # The feed-forward module itself may hold the β of swish.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 

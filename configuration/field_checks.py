@@ -37,7 +37,7 @@ def strict_fields(cls: type) -> type:
     cls.validate = validate
     if not is_checked:
         cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # A base class already checks the object by the types of the object's own class.
+    elif own_setattr is not None:  # A base class already checks fields by the types of the object's own class.
         cls.__setattr__ = own_setattr
     else:
         del cls.__setattr__

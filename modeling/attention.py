@@ -28,8 +28,8 @@ from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
 from .regularization import RowStatistics
 
-SHORT_KEYS = 128  # With at most this many keys, softmax in bfloat16 is faster written out on a CPU.
-BLOCK_WEIGHTS = 2**22  # Without the library's kernels, at most this many attention weights are in memory at a time.
+SHORT_KEYS = 128  # With at most `SHORT_KEYS` keys, softmax in bfloat16 is faster written out on a CPU.
+BLOCK_WEIGHTS = 2**22  # Without the library's kernels, at most `BLOCK_WEIGHTS` weights are in memory at a time.
 
 # An output gate is a function ψ of a linear map, chosen by the name of ψ.
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
@@ -66,7 +66,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
-        # A learned threshold θ is a parameter of this layer, so other layers cannot share the result.
+        # A learned threshold θ is a parameter of one layer, so other layers cannot share its product with the length.
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -358,13 +358,14 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            # ReLA-i draws the gain of its output norm from this range.
+            # ReLA-i draws the gain of its output norm from ±√(3/d).
             bound = math.sqrt(3 / self.output_norm.weight.numel())
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """Describe the attention to a backend, with a = `scaling` where it is not learned."""
-        scaling = scaling if self.scale is None else 1.0  # A learned scale a multiplies the queries instead.
+        # A learned scale a multiplies the queries, so the formula has a = 1.
+        scaling = scaling if self.scale is None else 1.0
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 

@@ -35,14 +35,14 @@ try:
 except ImportError:
     _active_collector = None
 
-# Models of these types compute with the mask itself, so it must be a dense tensor.
+# Models of these types in transformers compute with the mask itself, so it must be a dense tensor.
 _DENSE_MASKS = {
     *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl"),
     *("hy_v4_vl_text", "lasr_encoder", "mistral_large4", "mistral_large4_text", "molmo2", "paligemma"),
     *("t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
 }
-# Exchanged attention accepts these keywords, which change nothing in it. They come from every model of transformers,
-# from `generate`, or from some models.
+# transformers passes these keywords, which change nothing in exchanged attention. They come from every model, from
+# `generate`, or from some models.
 _KNOWN = {
     *TransformersKwargs.__optional_keys__,
     *(*vars(GenerationConfig()), "tokenizer", "assistant_tokenizer"),
@@ -50,10 +50,10 @@ _KNOWN = {
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
     "shift_labels",
-    # Continuous batching passes these keywords.
+    # Continuous batching in transformers passes four more keywords.
     *("read_index", "write_index", "logits_indices", "logits_processor_args"),
 }
-# A key is hidden where an additive mask is below this number: −10⁴, which models write, is −9984 in bfloat16.
+# An additive mask hides a key where it is below −9000: −10⁴, which models write, is −9984 in bfloat16.
 _LOWEST = -9e3
 
 

@@ -13,8 +13,8 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-BATCH_SIZE = 8  # The model computes this many inputs of a request at a time.
-# Clients send these parameters for any model, but a model of two languages has no use for them.
+BATCH_SIZE = 8  # The model computes `BATCH_SIZE` inputs of a request at a time.
+# Clients send the `IGNORED` parameters for any model, but a model of two languages has no use for them.
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 

@@ -12,7 +12,8 @@ from transformers import initialization as init
 from ..configuration.configuration_base import TransformerConfig
 from .kernels import apply_dropout
 
-# The feed-forward activations φ have these names. For swish, x·σ(βx), the module itself multiplies by β.
+# A configuration chooses the activation φ of the feed-forward network by name. For swish, x·σ(βx), the module itself
+# multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -65,7 +66,8 @@ class FeedForward(nn.Module):
         beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
         return states * torch.sigmoid(beta * states)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., embed_dim].
+    # The feed-forward network takes and returns states [..., embed_dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:
         inner_states = self.activation(self.fc1(hidden_states))  # The inner states have the shape [..., inner_dim].
         if self.fc_linear is not None:
             values = self.fc_linear(hidden_states)

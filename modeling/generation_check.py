@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# The code was tested with releases of transformers up to this one.
+# `NEWEST_TESTED` is the newest release of transformers that the code was tested with.
 NEWEST_TESTED = (5, 24)
 _CHECKING = threading.Lock()
 
@@ -67,7 +67,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     # One row of the check is padding except for its first token, so a lost mask changes its result.
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    # All other settings of generation are those that the model was saved with.
+    # Apart from these options, generation is checked with the settings that the model was saved with.
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")

@@ -11,12 +11,12 @@ try:
 except ImportError:
     Image = ImageOps = None
 
-# All images of a request together have at most this many pixels; one pixel costs some 17 bytes.
+# All images of a request together have at most `MAX_PIXELS` pixels; one pixel costs some 17 bytes.
 MAX_PIXELS = 25_000_000
 MAX_IMAGE_BYTES = 10 * 2**20
 # The ratio of sides is bounded, because image processors enlarge the shorter side, and the longer side with it.
 MAX_RATIO = 50
-# Pillow reads these image formats without starting another program.
+# Only image formats are allowed that Pillow reads without starting another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 

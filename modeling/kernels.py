@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Tensor
 from torch.nn import functional
 
-INTERFACE = 4  # The code of models was written for this interface number of `reluformers_kernels`.
+INTERFACE = 4  # The models' code was written for this version of the interface of `reluformers_kernels`.
 
 
 def _find_kernels() -> ModuleType | None:

@@ -49,7 +49,7 @@ class AttentionMask:
     query_mask: Tensor | None = None
 
     def __post_init__(self):
-        # Masks are checked here, because a fused computation reads as many entries of a row as there are keys,
+        # Lengths of masks are checked, because a fused computation reads as many entries of a row as there are keys,
         # whatever the row's length.
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
             if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):

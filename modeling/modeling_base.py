@@ -21,8 +21,8 @@ from .regularization import RowTensors, SiteRows, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
-# Xavier and small initialisation draw q, k, v and gate maps of d × d as if this many were one, and likewise output
-# maps: tensor2tensor joins q, k and v, QKNorm's released code all four.
+# Xavier and small initialisation draw maps of d × d as parts of a larger one. The two numbers count the parts for q,
+# k, v and gate, and for the output: tensor2tensor joins q, k and v, QKNorm's released code all four.
 _JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
@@ -36,7 +36,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: TransformerConfig):
         config.validate()  # Fields of a configuration may have been set since it was built and checked.
         super().__init__(config)
-        # Attention configurations are made here, because torch.compile cannot make them.
+        # Attention configurations are made once, with the model, because torch.compile cannot make them.
         self._attentions = {site: config.attention_for(site) for site in config.sites}
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

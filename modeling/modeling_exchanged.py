@@ -31,7 +31,7 @@ SUBMODULE = "exchanged_attention"
 IMPLEMENTATION = "reluformers_exchanged"  # Every attention module of an exchanged model has this attention by name.
 
 
-class Caller:  # torch.compile does not take a SimpleNamespace, so this class holds the attributes.
+class Caller:  # torch.compile does not take a SimpleNamespace.
     """What an attention reads of its module, without the weights, which hooks would move."""
 
     def __init__(self, module: nn.Module):
@@ -58,12 +58,12 @@ class ExchangeableAttention(InterfaceAttention):
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
-# These fields belong to an `ExchangedConfig` itself, and not to the stock configuration in it.
+# Some fields belong to an `ExchangedConfig` itself, and not to the stock configuration in it.
 _OF_THE_WHOLE = {
     *("base", "base_type", "base_class", "attention", "modules", "model_type", "architectures", "auto_map"),
     *("dtype", "transformers_version", "attn_implementation", "reluformers_version", "custom_pipelines"),
 }
-# The flag is true while an exchanged model is made.
+# `is_made_here` is true while an exchanged model is made.
 is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)
 
 
@@ -279,7 +279,7 @@ def attach(model: PreTrainedModel) -> None:
     for module in modules.values():
         if calls_interface(type(module)):
             # A submodule of None marks an attention module that was looked at, so that a stock class cannot pass for
-            # it. Its attention is softmax unless the loop below puts another one there.
+            # it. Its attention is softmax unless another one is put there later.
             module.add_module(SUBMODULE, None)
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)

@@ -328,8 +328,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
             past_len = cache.get_seq_length()
             key_len, _ = cache.get_mask_sizes(length, 0)
-        # A static cache keeps its count on the device, so this length is not checked: the cache ends at its full
-        # length.
+        # The length behind a static cache is not checked: such a cache keeps its count on the device, and ends at its
+        # full length.
         if isinstance(past_len, int):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
@@ -340,7 +340,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
-        # Padding of the target is no query.
+        # Padding of the target does not count as queries in statistics.
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)

@@ -58,7 +58,7 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:  # RMSNorm takes and returns states [..., dim].
         return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
 
 
@@ -68,7 +68,7 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps, bias=False)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:  # LayerNorm takes and returns states [..., dim].
         states = at_least_float32(hidden_states)
         weight = self.weight.to(states.dtype)
         return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
@@ -79,7 +79,7 @@ class NormGate:
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))  # The gate is w in σ(w⊙o).
+        self.gate = nn.Parameter(torch.empty(dim))  # The gate's vector is w in σ(w⊙o).
         self.reset_gate()
 
     def reset_gate(self) -> None:
@@ -91,14 +91,14 @@ class NormGate:
 class GatedRMSNorm(NormGate, RMSNorm):
     """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:  # GatedRMSNorm takes and returns states [..., dim].
         return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
 
 
 class GatedLayerNorm(NormGate, LayerNorm):
     """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:  # GatedLayerNorm takes and returns states [..., dim].
         states = at_least_float32(hidden_states)
         gate = torch.sigmoid(self.gate.to(states.dtype) * states)
         return (gate * super().forward(states)).to(hidden_states.dtype)
@@ -110,14 +110,14 @@ class ScaleNorm(nn.Module):
     def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
         self.dim, self.eps, self.initial = dim, eps, initial
-        self.weight = nn.Parameter(torch.empty(1))  # The weight is the gain g.
+        self.weight = nn.Parameter(torch.empty(1))  # The weight of ScaleNorm is its gain g.
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
         init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # The states have the shape [..., dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:  # ScaleNorm takes and returns states [..., dim].
         return self.weight * unit_length(hidden_states, self.eps)
 
 

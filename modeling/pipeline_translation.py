@@ -274,7 +274,7 @@ def _split_by_pieces(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list
         pieces = tokenizer.tokenize(text)[: len(tokens)]
         ids = tokenizer.convert_tokens_to_ids(pieces)
         for token in tokens:
-            # Tokens that are not of the text mark the end or a language.
+            # A token that is not of the text marks the end or a language.
             is_of_text = ids[index : index + 1] == [token]
             starts.append(len(tokenizer.convert_tokens_to_string(pieces[:index])) if is_of_text else None)
             index += is_of_text

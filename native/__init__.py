@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Callers ask for the interface number, which counts up when arguments of this module's functions change.
+# Callers ask for the interface number, which counts up when arguments of the functions of native/ change.
 INTERFACE = 6
 LAYOUT = 9  # The layout number of the structures in C counts up with `layout` of attention.c when a field changes.
 VARIABLE = "RELUFORMERS_NATIVE"  # The environment variable holds an instruction set, or "off".
-# Each instruction set needs these capabilities of `torch.cpu.get_capabilities`. The fastest comes first: the first
-# usable one wins.
+# Each instruction set is listed with the capabilities of `torch.cpu.get_capabilities` that it needs. The fastest comes
+# first: the first usable one wins.
 INSTRUCTION_SETS = {
     "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
@@ -40,7 +40,7 @@ INSTRUCTION_SETS[BY_NAME] = (*INSTRUCTION_SETS["avx512_bf16"], "amx_tile", "amx_
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
-_ROWS_OF_A_TASK = 256  # A head is split into tasks of at least this many rows.
+_ROWS_OF_A_TASK = 256  # A head is split into tasks of at least 256 rows.
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # The widest vector of a CPU, of 512 bits, holds 16 float32 numbers.
 _DROPPED_ROW = 4096  # Dropout takes a tensor as rows of 4,096 numbers, as attention.c does.

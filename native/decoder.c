@@ -117,7 +117,7 @@ typedef struct {
   uint8_t *is_done;            // Each sentence has a flag, which is 1 when its search is done.
   int64_t *lengths;            // Lengths count the tokens of a row in each part of the sentences, and are 0 at first.
   const Rule *rules;
-  const int32_t *ends;         // A translation ends with one of these tokens.
+  const int32_t *ends;         // A translation ends with one of the end tokens.
   const float *penalties;      // The n-th penalty divides log P of a translation of n tokens [longest + 1].
   float *shown_logits;  // Logits of the first row after the prompt are copied to `shown_logits` unless it is NULL.
   uint8_t *is_broken;          // A part sets its flag to 1 at an infinity or a NaN, which comparisons would ignore.

@@ -220,7 +220,7 @@ INLINE hvec to_bfloat16(vec numbers) {
   uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   rounded = (uvec)blend(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
 #if defined(__AVX512F__)
-  return (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // GCC 12 would not choose this narrowing instruction itself.
+  return (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // GCC 12 would not choose AVX-512's narrowing itself.
 #else
   return __builtin_convertvector(rounded, hvec);
 #endif

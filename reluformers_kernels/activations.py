@@ -34,13 +34,13 @@ GRADIENTS = {
     "identity": lambda gradient, z, w: gradient,
 }
 ACTIVATIONS = tuple(GRADIENTS)
-# In these distributions Σ_j φ(a·z_ij − θ_i) = 1, where each row has its own θ_i; each name has φ, a, and φ′ up to a
-# factor.
+# Sparsemax and 1.5-entmax solve for the θ_i of each row with Σ_j φ(a·z_ij − θ_i) = 1; each name has φ, a, and φ′ up to
+# a factor.
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # These activations have φ ≥ 0.
-HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # For these activations φ(a·x) = a·φ(x) if a > 0.
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # Weights of these activations have φ ≥ 0.
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # Homogeneous activations have φ(a·x) = a·φ(x) if a > 0.
 
 
 def activate(activation: str, scores: Tensor) -> Tensor:

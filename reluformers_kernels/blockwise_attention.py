@@ -21,17 +21,17 @@ from .activations import GRADIENTS, PassOptions, activate, aten
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
-# A block has at most this many attention weights for each thread: with its operands it must stay in a core's cache.
+# A block has at most `_ELEMENTS` attention weights for each thread: with its operands it must stay in a core's cache.
 _ELEMENTS = 2**19
-# A block of attention weights is limited to this many queries and keys, because their rows must lie in the cache
+# A block of attention weights has at most `_ROWS` queries and `_KEYS` keys, because their rows must lie in the cache
 # beside it.
 _ROWS = 512
 _KEYS = 1024
-# With causality a block is cut to no fewer than this many queries for each thread, as threads wait for each other
+# With causality a block is cut to no fewer than `_CAUSAL_ROWS` queries for each thread, as threads wait for each other
 # after each operation.
 _CAUSAL_ROWS = 64
-# With causality long queries are cut into at least this many blocks, because half of each square on the diagonal is
-# wasted.
+# With causality long queries are cut into at least `_CAUSAL_PARTS` blocks, because half of each square on the diagonal
+# is wasted.
 _CAUSAL_PARTS = 16
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 # The environment variable names a repository of kernels, "owner/name"; without it nothing is downloaded.
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"
-# This number must equal `INTERFACE` of native/__init__.py, and is the version of a kernel repository.
+# `NATIVE_INTERFACE` must equal `INTERFACE` of native/__init__.py, and is the version of a kernel repository.
 NATIVE_INTERFACE = 6
 
 

@@ -11,14 +11,14 @@ from .activations import ACTIVATIONS, RECTIFIED, PassOptions
 from .compiled import native
 from .tensors import PagedTensor, compute_dtype, is_differentiated
 
-LONG_KEYS = 2048  # With more keys than this, the weights of a single query on a GPU are always written out.
-SHORT_KEYS = 128  # With at most this many keys, writing the weights out is faster on a CPU without compiled code.
+LONG_KEYS = 2048  # With more than `LONG_KEYS` keys, the weights of a single query on a GPU are always written out.
+SHORT_KEYS = 128  # With at most `SHORT_KEYS` keys, writing the weights out is faster on a CPU without compiled code.
 # With AMX, PyTorch may multiply tiles of bfloat16 where compiled code does not. torch.compile cannot ask the CPU, so
 # the answer is read once, at import.
 MULTIPLIES_TILES = torch.cpu.get_capabilities().get("amx_bf16", False)
 if native is not None and environ.get(native.VARIABLE) == native.BY_NAME:
     MULTIPLIES_TILES = False
-# Against AMX tiles of bfloat16, compiled code wins with at most this many keys, half of them hidden.
+# Against AMX tiles of bfloat16, compiled code wins with at most `SHORT_TILES` keys, half of them hidden.
 SHORT_TILES = 512
 
 

@@ -32,13 +32,13 @@ try:
 except ImportError:  # A downloaded repository of kernels has only the attention, and no compiled decoder.
     native_decoder = None
 
-FIRST_CAPACITY = 64  # The cache first has room for this many tokens after the prompt.
-_KEPT = "_translator"  # A model keeps its `Translator` in the attribute of this name.
-# A model keeps in the attribute of this name which `structure` and parts of its `Translator` were proven.
+FIRST_CAPACITY = 64  # The cache of the compiled search first has room for 64 tokens after the prompt.
+_KEPT = "_translator"  # A model keeps its `Translator` in the attribute `_translator`.
+# A model keeps in the attribute `_proven_translator` which `structure` and parts of its `Translator` were proven.
 _PROVEN = "_proven_translator"
 _OWN = "reluformers.modeling."
 _OF_TORCH = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.ModuleList, PackedLinear)
-# Hooks of this module of transformers only observe, so the compiled search may leave them out.
+# Hooks of transformers' output capturing only observe, so the compiled search may leave them out.
 _COLLECTORS = "transformers.utils.output_capturing"
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "ScaleNorm": "unit_length"}
 _NORMS |= {f"Gated{name}": _NORMS[name] for name in ("LayerNorm", "RMSNorm")}
@@ -46,8 +46,8 @@ _BACKENDS = ("eager", "fused")
 _UNIT_EPS = 1e-12
 _DTYPES = (torch.float32, torch.bfloat16)
 
-# The compiled search knows these fields of a configuration: the compiled code or the modules' construction reads them,
-# or only training does.
+# Of a model's configuration the compiled search knows the fields that the compiled code or the modules' construction
+# reads, and those of training.
 _CONFIG_FIELDS = """
 attention encoder_attention decoder_attention cross_attention attention_bias attention_output_bias
 vocab_size decoder_vocab_size d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads
@@ -64,10 +64,10 @@ score scale learned_scale scale_form scale_length query_key_norm value_norm acti
 length_coefficient length_exponent learned_length_exponent threshold learned_threshold threshold_per_head
 threshold_form exclusive_output output_norm output_norm_init output_norm_eps output_gate
 """
-# The compiled code does not read these fields: each has the value that changes nothing, and with any other value
-# PyTorch computes.
+# Fields of a configuration that the compiled code does not read must have the value that changes nothing; with any
+# other value PyTorch computes.
 _NEUTRAL_FIELDS: dict[str, Any] = {}
-# These lists name all that a module may hold: parameters, buffers, modules and plain attributes.
+# The names of all that a module may hold are known: parameters, buffers, modules and plain attributes.
 _STACK_NAMES = "embed_tokens embed_positions embedding_bias embedding_norm layers norm"
 _LAYER_NAMES = "self_attn self_attn_norm cross_attn cross_attn_norm mlp mlp_norm is_pre_norm dropout drop_path_rate"
 _ATTENTION_NAMES = (
@@ -82,7 +82,7 @@ _LINEAR_NAMES = "weight bias in_features out_features packed sums blocks"
 _POSITION_NAMES = "weight table num_embeddings embedding_dim dim layout max_positions"
 
 _PROOF_TOKENS = 4  # The proof takes more than one token, as the weights of a single key hide mistakes.
-_PROOF_TOLERANCE = 1e-3  # In float32, ‖compiled − PyTorch‖ / ‖PyTorch‖ may be at most this large.
+_PROOF_TOLERANCE = 1e-3  # In float32, ‖compiled − PyTorch‖ / ‖PyTorch‖ may be at most 0.001.
 
 logger = logging.getLogger(__name__)
 
@@ -512,10 +512,10 @@ class SearchOptions(NamedTuple):
     """What is searched."""
 
     beams: int  # A search with one beam is greedy.
-    returned: int  # The search returns this many translations of each sentence.
-    max_length: int  # A row has at most this many tokens.
+    returned: int  # The search returns `returned` translations of each sentence.
+    max_length: int  # A row has at most `max_length` tokens.
     padding: int  # The padding token fills a row after its last token.
-    ends: list[int]  # A sentence ends with one of these tokens.
+    ends: list[int]  # A sentence ends with one of the tokens in `ends`.
     # Each rule of the search has its tokens, the lengths of rows (first, last + 1) that it is for, and whether it
     # forces or bans.
     rules: list[tuple[list[int], int, int, bool]]

@@ -311,7 +311,8 @@ def rectified_attention(
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
-        offset = None if offset >= key.shape[2] - 1 else offset  # With such an offset every query sees every key.
+        # With a causal offset so large every query sees every key.
+        offset = None if offset >= key.shape[2] - 1 else offset
     is_learned = isinstance(threshold, Tensor)
     options = PassOptions(
         learned_threshold=threshold.reshape(()) if is_learned else None,

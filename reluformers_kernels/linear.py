@@ -74,7 +74,8 @@ def quantize_int8(model: nn.Module) -> nn.Module:
                 if type(layer) is nn.Linear or hasattr(layer, "unit_weight") or is_torchao:
                     setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
-        # Saving is refused, because packed weights are for this CPU and would open on no other.
+        # Saving a quantised model is refused, because its packed weights are for one kind of CPU and would open on no
+        # other.
         model.save_pretrained = _refuse_saving
     return model.eval()
 

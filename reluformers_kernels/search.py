@@ -38,13 +38,15 @@ from .decoder import SearchOptions, Translator, Unknown, are_tokens
 # The compiled search allows `tokenizer` as input, because `generate` reads `stop_strings` with it, which become a
 # stopping criterion.
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
-# transformers' search calls these methods at each step, and the compiled one does not.
+# transformers' search calls both methods at each step, and the compiled search does not.
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_PLAIN = (int, float, str, list, tuple, dict, type(None))  # Options may be of these types; a bool is an int.
+# Options of `generate` that can be compared have plain types; a bool is an int.
+_PLAIN = (int, float, str, list, tuple, dict, type(None))
 _FOREVER = 2**31
-# A model may replace these attributes: `find_options` knows what a search by another length penalty replaces.
+# A model may replace some methods of transformers' search: `find_options` knows what a search by another length
+# penalty replaces.
 _OWN_ATTRIBUTES = ("generation_config", "_update_finished_beams", "_check_early_stop_heuristic")
-# With these options, `generate` prepares something else each time, so no earlier call can be repeated.
+# With some options `generate` prepares something else each time, so no earlier call can be repeated.
 _OTHER_CALLS = ("custom_generate", "encoder_outputs")
 # Each thread notes its own search: `source`, the tokens that `generate` prepares, and `search`, the options and
 # prompt.

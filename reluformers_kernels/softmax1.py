@@ -15,7 +15,7 @@ from .tensors import in_one_dtype, is_traced, without_autocast
 
 aten = torch.ops.aten
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.bfloat16, torch.float16)}
-_WIDEST = 256  # Flash attention on GPUs takes heads of at most this many numbers, in multiples of eight.
+_WIDEST = 256  # Flash attention on GPUs takes heads of at most 256 numbers, in multiples of eight.
 
 
 def softmax1(

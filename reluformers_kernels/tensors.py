@@ -47,7 +47,8 @@ def in_one_dtype(*states: Tensor) -> list[Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
     else:
         for other in states[1:]:
-            if other.dtype != dtype:  # Dtypes are compared first, because promote_types takes longer than this test.
+            # Dtypes are compared first, because promote_types takes longer than a comparison.
+            if other.dtype != dtype:
                 dtype = torch.promote_types(dtype, other.dtype)
     return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in states]
 

@@ -55,7 +55,7 @@ TILES = {
     },
 }
 TILES["thresholds"] = TILES["forward"] | {128: TILES["forward"][64]}
-LARGE_MEMORY = 200 * 2**10  # The first, larger tiles of each kernel need this many bytes of shared memory.
+LARGE_MEMORY = 200 * 2**10  # The first, larger tiles of each kernel need 200 KiB of shared memory.
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = (16, 16, 4, 1)
 SHORT = 256
@@ -229,7 +229,7 @@ def _launch(
     seed = options.seed if dropped > 0 else None
     strides = [stride for part in states for stride in part.stride()[:3]]
     tensors = (*states, *rows, row_factors, key_padding_mask, seed, threshold, first_keys, last_keys, row_thresholds)
-    # An offset of causality is clamped, because beyond these bounds a query sees all keys or none.
+    # An offset of causality is clamped, because beyond −query_len and key_len a query sees no key or all.
     offset = min(max(options.causal_offset or 0, -query_len), key_len)
     # Numbers are passed as floats, because Triton would compile an integer 1 into the kernel, but not 1.0.
     others = (*of_thresholds, float(options.threshold), *map(float, numbers))

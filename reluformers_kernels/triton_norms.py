@@ -18,10 +18,10 @@ from torch import Tensor
 from .triton_functions import jit, tl, triton
 from .triton_start import start
 
-WIDEST = 8192  # One program of a norm's kernel holds rows of at most this many numbers in registers.
-# A norm's backward pass has at most this many programs, some four for each multiprocessor of a large GPU.
+WIDEST = 8192  # One program of a norm's kernel holds rows of at most 8,192 numbers in registers.
+# A norm's backward pass has at most 512 programs, some four for each multiprocessor of a large GPU.
 PROGRAMS = 512
-NUMBERS = 4096  # One program of a norm's kernel holds this many numbers at a time.
+NUMBERS = 4096  # One program of a norm's kernel holds 4,096 numbers at a time, or one longer row.
 
 
 @jit
