@@ -224,16 +224,8 @@ def make_interface_mask(
     # With a static cache the mask is dense: the cache counts on the device, and compiled code takes tensors alone.
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
-    names = dict(parts or ())
     if number > 1:
-        pieces = names.get("packed", {}).get("packed_sequence_mask")
-        # In context parallelism each process has two pieces of a sequence, whose positions look like two packed texts
-        # to transformers.
-        if pieces is not None and pieces.diff().count_nonzero(1).max() <= 1:
-            parts = [part for part in parts if part[0] not in ("packed", "remapped")]
-            names.pop("packed")
-        if parts is None or isinstance(q_offset, Tensor) or q_offset or kv_offset or {"packed", "chunk"} & {*names}:
-            raise ValueError("a sequence on several processes must be one text, with causality or windows, uncached")
+        parts = _parts_of_one_text(parts, q_offset, kv_offset)
     if parts is None:
         return sdpa_mask(
             batch_size=batch_size,
@@ -248,6 +240,25 @@ def make_interface_mask(
             **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
     return _mask_of_parts(parts, q_length, kv_length, q_offset, kv_offset, padding, device)
+
+
+def _parts_of_one_text(
+    parts: list[tuple[str, dict[str, Any]]] | None, q_offset: int | Tensor, kv_offset: int
+) -> list[tuple[str, dict[str, Any]]]:
+    """Drop the mask that sees two texts in the two pieces of a process, which context parallelism gives it.
+
+    Raises:
+        ValueError: the sequence is not one text without a cache.
+    """
+    names = dict(parts or ())
+    texts = names.get("packed", {}).get("packed_sequence_mask")
+    # To transformers, the positions of the two pieces look like two packed texts.
+    if texts is not None and texts.diff().count_nonzero(1).max() <= 1:
+        parts = [part for part in parts if part[0] not in ("packed", "remapped")]
+        names.pop("packed")
+    if parts is None or isinstance(q_offset, Tensor) or q_offset or kv_offset or {"packed", "chunk"} & {*names}:
+        raise ValueError("a sequence on several processes must be one text, with causality or windows, uncached")
+    return parts
 
 
 def _mask_of_parts(

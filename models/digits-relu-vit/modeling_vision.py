@@ -48,7 +48,8 @@ from .configuration_vision import (
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
+# A configuration chooses the activation φ of the feed-forward network by name. For swish, x·σ(βx), the module itself
+# multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -72,7 +73,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
+        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
+        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -100,8 +102,9 @@ class FeedForward(nn.Module):
         beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
         return states * torch.sigmoid(beta * states)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
-        inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
+    # The feed-forward network takes and returns states [..., embed_dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner_states = self.activation(self.fc1(hidden_states))  # The inner states have the shape [..., inner_dim].
         if self.fc_linear is not None:
             values = self.fc_linear(hidden_states)
             inner_states = inner_states * (functional.relu(values) if self.has_rectified_values else values)
@@ -117,7 +120,7 @@ class FeedForward(nn.Module):
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    # One number decides whether a row keeps the whole branch.
+    # In stochastic depth one random number decides whether a row keeps the whole branch.
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
@@ -168,8 +171,8 @@ class EncoderLayer(TransformerLayer):
 
 logger = logging.get_logger(__name__)
 
-# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
-# k and v, QKNorm's released code all four.
+# Xavier and small initialisation draw maps of d × d as parts of a larger one. The two numbers count the parts for q,
+# k, v and gate, and for the output: tensor2tensor joins q, k and v, QKNorm's released code all four.
 _JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
@@ -181,9 +184,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # Fields may have been set since it was built.
+        config.validate()  # Fields of a configuration may have been set since it was built and checked.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
+        # Attention configurations are made once, with the model, because torch.compile cannot make them.
+        self._attentions = {site: config.attention_for(site) for site in config.sites}
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -200,7 +204,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # Weights that were gathered from several processes are equal, but share no memory.
+            # Tied weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -221,7 +225,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # Scalars and gates come after the projections; transformers does not know them.
+        # Scalars and gates of attention are initialised after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -258,7 +262,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # Another model's attention may compute a layer.
+        # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -281,8 +285,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
-            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
+        # With tensor parallelism each process has summed over its own heads.
+        if (self._tp_size or 1) > 1 and config.splits_heads:
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has distributed tensors.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)
@@ -321,7 +326,7 @@ def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
     """
     quarter = dim // 4
     exponents = torch.arange(quarter, dtype=torch.float64, device="cpu") / max(quarter - 1, 1)
-    frequencies = 10000.0**-exponents  # [d / 4]
+    frequencies = 10000.0**-exponents  # The frequencies have the shape [d / 4].
     x = torch.arange(columns, dtype=torch.float64, device="cpu").repeat(rows)[:, None] * frequencies
     y = torch.arange(rows, dtype=torch.float64, device="cpu").repeat_interleave(columns)[:, None] * frequencies
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
@@ -348,7 +353,7 @@ class PatchEmbeddings(nn.Module):
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
         else:
-            # A formula gives it, so no file has to hold it.
+            # Sinusoidal positions follow from a formula, so no file has to hold them.
             self.register_buffer("position_embeddings", positions, persistent=False)
         self.reset_parameters()
 
@@ -365,8 +370,10 @@ class PatchEmbeddings(nn.Module):
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
-        patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
-        # Under autocast patches have half precision and positions do not; the residual stream keeps that of positions.
+        # Embeddings of patches are [batch, width, rows, columns].
+        patches = self.projection(pixel_values.to(self.projection.weight.dtype))
+        # Under autocast patches have half precision and positions do not; the residual stream keeps the precision of
+        # positions.
         hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
         if prefix := self._prefix():
             tokens = torch.cat(prefix, dim=1)
@@ -385,7 +392,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
-        # The formula holds for every grid, so there is nothing to interpolate.
+        # The formula of sinusoidal positions holds for every grid, so there is nothing to interpolate.
         if not self.is_learned:
             table = sincos2d_table(rows, columns, positions.shape[-1])
             return table[None].to(positions.device, positions.dtype)
@@ -429,7 +436,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
-# Its name lacks "Attention", because transformers expects classes with that word to ask its registry.
+# The name of this pooling lacks "Attention", because transformers expects classes with that word to ask its registry.
 class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
@@ -468,7 +475,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     _input_embed_layer = "projection"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    # The loss is a mean over images, so the Trainer has to divide it by the accumulation steps.
+    # The loss of images is a mean over them, so the Trainer has to divide it by the accumulation steps.
     accepts_loss_kwargs = False
     _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
@@ -513,7 +520,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)  # As in ViT, the last one is that before the last norm.
+    # As in ViT, the last of the hidden states is that before the last norm.
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         pixel_values: Tensor,
@@ -617,12 +625,15 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
                 raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
             return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
-        # PyTorch refuses what fits neither: a float for each image, or another number of rows or classes
+        # PyTorch refuses labels that are neither classes nor shares: a float for each image, or another number of rows
+        # or classes.
         are_classes = labels.dim() == 1 and not labels.is_floating_point()
-        # A loss of shares beyond 1 would be finite. On an accelerator, reading labels would wait for it.
+        # Labels are checked, because a loss of shares beyond 1 would be finite. On an accelerator the check would make
+        # the host wait.
         if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
             largest = config.num_labels - 1 if are_classes else 1
-            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()  # Shares may be rounded.
+            # Labels that are shares of classes may be rounded.
+            wrong = (~((given >= 0) & (given <= largest + 1e-3))).nonzero()
             if len(wrong):
                 value = given[tuple(wrong[0])].item()
                 raise ValueError(f"labels{wrong[0].tolist()} is {value}, but must be from 0 to {largest}")
@@ -630,7 +641,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        # One class for each image is a case of several: its id becomes a row of 0 and 1.
+        # One class for each image is a case of several classes: its id becomes a row of 0 and 1.
         targets = functional.one_hot(labels, config.num_labels) if are_classes else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()

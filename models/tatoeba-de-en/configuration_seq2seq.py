@@ -47,7 +47,7 @@ def strict_fields(cls: type) -> type:
     cls.validate = validate
     if not is_checked:
         cls.__setattr__, cls._is_checked = set_checked, True
-    elif own_setattr is not None:  # A base class checks the object by the types of its own class: once is enough.
+    elif own_setattr is not None:  # A base class already checks fields by the types of the object's own class.
         cls.__setattr__ = own_setattr
     else:
         del cls.__setattr__
@@ -63,7 +63,7 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) ->
 def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)", *, integer: bool = False) -> None:
     """Raise a `ValueError` unless `value` is a finite number, or an integer, in an interval such as "[0, 1)"."""
     low, high = map(float, interval[1:-1].split(","))
-    # A NaN lies in no interval.
+    # A NaN lies in no interval, so it is refused.
     if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):
         is_above = value > low or (interval[0] == "[" and value == low)
         if is_above and (value < high or (interval[-1] == "]" and value == high)):
@@ -77,33 +77,33 @@ def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)
 # One formula for every attention: its fields, their checks and the presets of the papers.
 
 
-# These φ divide by a sum over the row themselves.
+# Softmax and its kin are activations φ that divide by a sum over the row themselves.
 _Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
 DISTRIBUTIONS = frozenset(get_args(_Distribution))
 Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
 ACTIVATIONS = get_args(Activation)
-# These φ can give a weight below zero, so their rows are no distribution and have no entropy.
+# Signed activations φ can give a weight below zero, so their rows are no distribution and have no entropy.
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
-# These φ give the same weights whatever is subtracted from all scores of a row.
+# Shift-invariant activations φ give the same weights whatever is subtracted from all scores of a row.
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
-DEFAULT_SCALE_LENGTH = 72  # QKNorm has this L for English–Vietnamese.
+DEFAULT_SCALE_LENGTH = 72  # The scale of cosine attention, log2(L² − L), takes QKNorm's L for English–Vietnamese.
 
-# Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
+# A preset lists only what differs from the defaults of `AttentionConfig` (softmax).
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
+    # ReLUFormer divides by γ√(n/2) with γ = 1 (eq. 6), which is c·n^α with c = γ/√2, α = 1/2.
     "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
-    # This is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
+    # Plain ReLU is the row that lags or diverges in ReLUFormer, table 2, and in ReLA, table 1, row 4.
     "relu": {"activation": "relu"},
-    # ReLA, table 1, rows 5 to 7
+    # The three presets of ReLA are in its table 1, rows 5 to 7.
     "rela": {"activation": "relu", "output_norm": "rms_norm"},
     "rela-i": {"activation": "relu", "output_norm": "rms_norm", "output_norm_init": "uniform"},
     "rela-g": {"activation": "relu", "output_norm": "gated_rms_norm"},
-    # QKNorm, eq. 2 to 5
+    # QKNorm is defined by eq. 2 to 5 of its paper.
     "qknorm": {"score": "cosine", "learned_scale": True},
-    # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
+    # The preset relu/L is in section 2 of "Replacing softmax with ReLU in Vision Transformers".
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
-    # Its positive weights sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
+    # The positive weights of `relu-sum` sum to 1; arXiv 2501.13428 finds that the sum is what matters in softmax.
     "relu-sum": {"activation": "relu", "normalizer": "sum"},
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
@@ -190,7 +190,8 @@ class AttentionConfig:
         for name in ("learned_threshold", "threshold"):
             if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
                 raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
-        # A sum of weights of both signs may be 0, and rows of distributions sum to 1 already.
+        # Weights are divided by their sum only for some φ: a sum of weights of both signs may be 0, and rows of
+        # distributions sum to 1 already.
         if self.normalizer == "sum":
             allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
             if self.activation not in allowed:
@@ -211,7 +212,8 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        elif hasattr(value, "to_dict"):  # It may be the class of the same name of a saved folder's code.
+        # An `AttentionConfig` may be the class of that name in a saved folder's code, so it is known by its methods.
+        elif hasattr(value, "to_dict"):
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
@@ -229,7 +231,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        # `setattr` would check each field alone; this checks all of them together.
+        # `setattr` would check each field alone; `replace` checks all of them together.
         return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,7 +241,7 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        # L comes from the data, so another L is the same preset.
+        # The length L comes from the data, so another L is the same preset.
         length = {"scale_length": self.scale_length}
         return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
@@ -279,8 +281,8 @@ _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-# Tensor parallelism has these rules for the first and the last map of a branch: each process computes a part of what
-# lies between them, or all of it.
+# In tensor parallelism these rules are for the first and the last linear map of a branch: each process computes a part
+# of what lies between them (`SPLIT`), or all of it (`WHOLE`).
 SPLIT, WHOLE = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 
 _NUMBERS = {
@@ -322,9 +324,9 @@ class TransformerConfig(PreTrainedConfig):
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
-    # The installed library sets it, so that every way of saving writes the code beside config.json.
+    # The installed library sets `payload_writer`, so that every way of saving writes the code beside config.json.
     payload_writer: ClassVar[Any] = None
-    # These are the places where the model attends. A field `<site>_attention` goes before `attention`.
+    # A site is a place where the model attends. A field `<site>_attention` goes before `attention`.
     sites: ClassVar[tuple[str, ...]] = ()
 
     attention: Any = "softmax"
@@ -346,10 +348,11 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # transformers sets fields one by one, and sets `attention` to None in its copy for a decoder.
+        # transformers sets fields one by one, and sets `attention` to None in its copy of a configuration for a
+        # decoder.
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
         if value is not None and is_attention:
-            # A dict of some fields changes the attention that is there; at first that is the family's.
+            # A dict of some fields changes the attention that the configuration has; at first that is the family's.
             starts = (getattr(self, name, None), self.attention, type(self).attention)
             try:
                 value = AttentionConfig.parse(value, start=next(one for one in starts if one is not None))
@@ -358,7 +361,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers would keep names that it does not know, in silence.
+        # Names are checked, because transformers would keep keywords that it does not know, in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -402,18 +405,19 @@ class TransformerConfig(PreTrainedConfig):
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.out_proj": last}
             if self.splits_heads:
                 plan |= dict.fromkeys(attention.parts_for_each_head(module), "replicated_with_grad_allreduce")
-        # Softmax of the feed-forward network is over its whole inner width.
+        # Each process computes all of a feed-forward network with softmax, because the softmax is over its whole inner
+        # width.
         first, last = WHOLE if self.activation_function == "softmax" else SPLIT
         for module in feed_forwards:
             linear = ["fc1"] + ["fc_linear"] * (self.activation_function in get_args(_Gated))
             plan |= {f"{module}.{name}": first for name in linear} | {f"{module}.fc2": last}
-            if self.activation_function != "softmax":  # Swish has its β there.
+            if self.activation_function != "softmax":  # The feed-forward module itself may hold the β of swish.
                 plan[module] = "replicated_with_grad_allreduce"
         return plan
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
         length = attention.scale_length
-        # The saved file holds the number, so that a new default does not change an old model.
+        # The saved file holds the length L as a number, so that a new default does not change an old model.
         return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
@@ -437,7 +441,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""
-        # The file holds a preset's fields, because a later version could give its name another meaning.
+        # The saved file holds a preset's fields, because a later version could give its name another meaning.
         output = super().to_dict()
         return {
             name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
@@ -450,7 +454,8 @@ class TransformerConfig(PreTrainedConfig):
         if writes_code:
             type(self).payload_writer(self, save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
-        # transformers uploads new files only, and the code was there before config.json.
+        # transformers uploads only files that are new since it began to save, and the code was there before
+        # config.json, so all are uploaded.
         if push_to_hub and writes_code:
             self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})
 
@@ -513,7 +518,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         "num_hidden_layers": "encoder_layers",
         "intermediate_size": "encoder_ffn_dim",
     }
-    # FSDP splits layer by layer. Embeddings and the output layer may be one weight, so they stay together.
+    # FSDP splits the model layer by layer. Embeddings and the output layer may be one weight, so they stay together.
     base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
         ("encoder.layers.*", "decoder.layers.*"), "free_full_weight"
     )
@@ -564,7 +569,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # What was measured of a layer or head leaves together with it.
+        # When a layer or head leaves the model, what was measured of its alignments leaves too.
         if name == "decoder_layers" and self.alignment_layer is not None and self.alignment_layer >= value:
             self.alignment_layer, self.alignment_head, self.alignment_shifted = None, None, False
         elif name == "decoder_attention_heads" and self.alignment_head is not None and self.alignment_head >= value:
@@ -614,7 +619,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
         counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
         self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
-        # If the model cannot write the last token, every translation would go on to the longest length.
+        # If the model cannot write the end token, every translation would go on to the longest length.
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         for token in ends:
             if token is not None:

@@ -30,9 +30,10 @@ logger = logging.get_logger(__name__)
 
 TARGET_FOLDER = "target_tokenizer"
 WORDS = r"\S+"
-# It has words and, for each token, the index of its word, or the number of words if it belongs to none.
+# The words of a text come with a list that gives, for each token, the index of its word, or the number of words if it
+# belongs to none.
 Words = tuple[list[str], list[int]]
-# A call with truncation, padding or text_target changes the tokenizer, which other threads use too.
+# A lock guards the tokenizer: a call with truncation, padding or text_target changes it, and other threads use it too.
 TOKENIZING = threading.RLock()
 
 
@@ -110,19 +111,21 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
         input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if "generation_config" not in options:  # None keeps a saved limit from winning over the one that is asked for.
+        # A limit of None keeps a saved limit of length from winning over the one that is asked for.
+        if "generation_config" not in options:
             length = longest_translation(input_ids.shape[1], self.model.config)
-            longest = None if options.get("max_new_tokens") else length + 1  # The start token counts.
+            # The start token counts as part of the length.
+            longest = None if options.get("max_new_tokens") else length + 1
             options = {"max_length": longest, "max_new_tokens": None, **options}
         options["return_dict_in_generate"] = False
-        # Only tokens are needed: weights of alignments come from one pass over the finished translation, below.
+        # `generate` returns tokens alone: weights of alignments come from one pass over the finished translation.
         tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
         outputs = {"tokens": tokens}
         batch = len(input_ids)
         if return_alignments:
             sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
             outputs["weights"] = self.alignment_weights(*sources, tokens)
-        # Each translation has its own row.
+        # Each sentence of the batch gets a row of its own, with all its translations.
         return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in outputs.items()}}
 
     def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,13 +167,13 @@ class TranslationPipeline(Pipeline):
         config, length = self.model.config, target.shape[1] - 1
         layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
         first = int(bool(is_shifted))
-        # The last token of a translation of full length is no input.
+        # The last token of a translation of full length is no input of the decoder.
         target = target[:, : min(length + first, most_positions(config))]
         inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
         inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
         model = returning_weights(self.model).base_model
         layers = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
-        # Without a measurement, the last layer but one aligns best (Garg et al. 2019).
+        # If no layer was measured, the last but one is taken, which aligns best (Garg et al. 2019).
         weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
         weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
         return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
@@ -205,10 +208,11 @@ def open_target_tokenizer(
     """
     size = getattr(config, "decoder_vocab_size", None)
     has_one_vocabulary = config is not None and size is None
-    if has_one_vocabulary or hasattr(tokenizer, "separate_vocabs"):  # Marian's tokenizer always has both sides.
+    # Marian's tokenizer always has both source and target.
+    if has_one_vocabulary or hasattr(tokenizer, "separate_vocabs"):
         return tokenizer
     name = tokenizer.name_or_path
-    # Stock configurations without our `tying` may name a size that both sides share.
+    # Stock configurations without our field `tying` may name a vocabulary size that both sides share.
     is_needed = hasattr(config, "tying") and size != config.vocab_size
     file = f"{TARGET_FOLDER}/tokenizer_config.json"
     if is_needed or (name and has_file(name, file, revision=options.get("revision"))):
@@ -220,7 +224,7 @@ def check_text(text: Any, name: str) -> None:
     """Raise a `ValueError` for what is no string, is empty or has half a character."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{name} must be a string that is not empty, got {text!r:.50}")
-    text.encode()  # UnicodeEncodeError is a ValueError
+    text.encode()  # Half a character raises UnicodeEncodeError, which is a ValueError.
 
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
@@ -258,7 +262,7 @@ def returning_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
     """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
-    if not tokenizer.is_fast:  # A slow tokenizer does not say where a token comes from.
+    if not tokenizer.is_fast:  # A slow tokenizer does not say where in the text a token comes from.
         return _split_by_pieces(tokenizer, " ".join(text.split()), tokens, pattern)
     options = {"truncation": True, "max_length": len(tokens), "return_offsets_mapping": True}
     with TOKENIZING:
@@ -274,7 +278,8 @@ def _split_by_pieces(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list
         pieces = tokenizer.tokenize(text)[: len(tokens)]
         ids = tokenizer.convert_tokens_to_ids(pieces)
         for token in tokens:
-            is_of_text = ids[index : index + 1] == [token]  # All others mark the end or a language.
+            # A token that is not of the text marks the end or a language.
+            is_of_text = ids[index : index + 1] == [token]
             starts.append(len(tokenizer.convert_tokens_to_string(pieces[:index])) if is_of_text else None)
             index += is_of_text
     return _words(text, starts, pattern)
@@ -284,7 +289,7 @@ def split_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern:
     """Find the words of what tokens spell, and for each token the index of its word."""
     with TOKENIZING:
         spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
-    # The first bytes of a character of several bytes spell U+FFFD.
+    # The first bytes of a character of several bytes are decoded as U+FFFD, which is not text yet.
     starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
     special = set(tokenizer.all_special_ids)
     starts = [None if token in special else start for token, start in zip(tokens, starts, strict=True)]
@@ -296,8 +301,8 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
     last, words = max((start for start in starts if start is not None), default=0), []
     for word in re.finditer(pattern, text):
         words.append(word)
-        # Words behind the last token have no weights to show.
-        if word.end() > last:  # Most words of a long text that was cut have no token.
+        # Words behind the last token have no weights to show: most words of a long text that was cut have no token.
+        if word.end() > last:
             break
     ends = [word.end() for word in words]
     indices = [len(words) if start is None else bisect_right(ends, start) for start in starts]
@@ -310,7 +315,7 @@ def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
         functional.one_hot(torch.tensor(indices, dtype=torch.long), len(words) + 1)
         for words, indices in (source, target)
     )
-    # Two products with matrices of 0 and 1 save a loop over words.
+    # Weights of tokens are summed over words by two products with matrices of 0 and 1, which save a loop over words.
     return rows[:, :-1].T.float() @ weights @ columns.float()
 
 

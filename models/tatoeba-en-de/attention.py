@@ -28,7 +28,7 @@ from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_cho
 # The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
 
 
-INTERFACE = 4  # This code was written for that interface of `reluformers_kernels`.
+INTERFACE = 4  # The models' code was written for this version of the interface of `reluformers_kernels`.
 
 
 def _find_kernels() -> ModuleType | None:
@@ -37,7 +37,8 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
-    # The code of an old folder must not call functions that have changed since.
+    # Kernels of another interface are not used: the code of an old folder must not call functions that have changed
+    # since.
     return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
@@ -48,7 +49,7 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
     """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
     if not training or probability == 0:
         return states
-    # On CPUs PyTorch draws more random bits than it needs, which takes longer than the product.
+    # On CPUs PyTorch's dropout draws more random bits than it needs, which takes longer than the product.
     dropped = None if kernels is None else kernels.dropout(states, probability)
     return functional.dropout(states, probability) if dropped is None else dropped
 
@@ -73,7 +74,7 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
 
     ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
-    # A compiled norm is one pass over memory. None means that plain PyTorch computes it.
+    # A compiled norm is one pass over memory. If it returns None, plain PyTorch computes the norm.
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
     return _plain_norm(*arguments) if output is None else output
@@ -86,7 +87,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
         output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
     else:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # At x = 0 a division by ε would make the gradient 1/ε, which is huge, so this divides by 1.
+        # At x = 0 the norm divides by 1, because a division by ε would make the gradient 1/ε, which is huge.
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
@@ -103,7 +104,7 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # RMSNorm takes and returns states [..., dim].
         return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
 
 
@@ -113,7 +114,7 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, dim: int, eps: float = 1e-5):
         super().__init__(dim, eps=eps, bias=False)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # LayerNorm takes and returns states [..., dim].
         states = at_least_float32(hidden_states)
         weight = self.weight.to(states.dtype)
         return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
@@ -124,7 +125,7 @@ class NormGate:
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))  # w
+        self.gate = nn.Parameter(torch.empty(dim))  # The gate's vector is w in σ(w⊙o).
         self.reset_gate()
 
     def reset_gate(self) -> None:
@@ -136,14 +137,14 @@ class NormGate:
 class GatedRMSNorm(NormGate, RMSNorm):
     """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # GatedRMSNorm takes and returns states [..., dim].
         return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
 
 
 class GatedLayerNorm(NormGate, LayerNorm):
     """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # GatedLayerNorm takes and returns states [..., dim].
         states = at_least_float32(hidden_states)
         gate = torch.sigmoid(self.gate.to(states.dtype) * states)
         return (gate * super().forward(states)).to(hidden_states.dtype)
@@ -155,14 +156,14 @@ class ScaleNorm(nn.Module):
     def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
         self.dim, self.eps, self.initial = dim, eps, initial
-        self.weight = nn.Parameter(torch.empty(1))  # g
+        self.weight = nn.Parameter(torch.empty(1))  # The weight of ScaleNorm is its gain g.
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
         init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # ScaleNorm takes and returns states [..., dim].
         return self.weight * unit_length(hidden_states, self.eps)
 
 
@@ -173,7 +174,7 @@ class UnitLinear(nn.Linear):
         """ŵ; a search makes it once for all its steps."""
         return unit_length(self.weight)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
+    def forward(self, hidden_states: Tensor) -> Tensor:  # States [..., in_features] become [..., out_features].
         return functional.linear(hidden_states, self.unit_weight(), self.bias)
 
 
@@ -217,7 +218,7 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
     logits = at_least_float32(scores)
     if mask is None:
         return function(logits).to(scores.dtype)
-    # −∞ would make a row without a visible key NaN before it is set to 0.
+    # Hidden scores get the lowest finite number: −∞ would make a row without a visible key NaN before it is set to 0.
     weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
     return weights.masked_fill(~mask, 0.0).to(scores.dtype)
 
@@ -225,19 +226,21 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
 def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
     """max(z_j/p − τ, 0)^p, whose sum is 1 for p 1 or 2, exactly: of the k largest z, τ is a function of their sums."""
     scores = logits / power
-    scores = (scores - scores.amax(-1, keepdim=True).detach()).clamp_min(-2)  # τ is −1 at least
+    # Scores are clamped, because the threshold τ is never below −1.
+    scores = (scores - scores.amax(-1, keepdim=True).detach()).clamp_min(-2)
 
     def threshold(sums: Tensor, squares: Tensor, counts: Tensor) -> Tensor:
         means = sums / counts
         return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
-    # The choice of keys that stay has no gradient. Below, τ is a smooth function of them.
+    # The choice of keys with a weight above 0 has no gradient. Given these keys, the threshold τ is a smooth function
+    # of their scores.
     with torch.no_grad():
         ordered = scores.sort(-1, descending=True).values
         counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         is_kept = ordered > threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), counts)
         smallest = ordered.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min(1) - 1)
-        # Keys that equal the smallest stay too; above, rounding decided about them.
+        # Keys whose score equals the smallest one kept stay too, because rounding decided about them before.
         kept = (scores >= smallest).to(scores.dtype)
     sums = ((scores**exponent * kept).sum(-1, keepdim=True) for exponent in (1, 2, 0))
     return functional.relu(scores - threshold(*sums)) ** power
@@ -252,7 +255,7 @@ def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
 
     def normalize(logits: Tensor) -> Tensor:
-        # The 1 of the denominator is a key of score 0, whose weight is left out again.
+        # The 1 in the denominator of softmax1 is a key of score 0, whose weight is left out again.
         return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
 
     return _normalize(normalize, scores, mask)
@@ -261,9 +264,11 @@ def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
 def softpick(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = max(exp(z_ij) − 1, 0) / (Σ_k |exp(z_ik) − 1| + 10⁻⁶) over the visible keys (Zuhri et al. 2025)."""
     logits = at_least_float32(scores)
-    shown = logits if mask is None else logits.masked_fill(~mask, 0.0)  # exp(0) − 1 = 0 adds nothing
+    # A hidden key adds nothing, because exp(0) − 1 = 0.
+    shown = logits if mask is None else logits.masked_fill(~mask, 0.0)
     largest = shown.amax(-1, keepdim=True).clamp_min(0).detach()
-    powers = torch.exp(shown - largest) - torch.exp(-largest)  # (exp z − 1)·exp(−m): finite, whatever z is
+    # With m = max z, (exp z − 1)·exp(−m) is finite for every z.
+    powers = torch.exp(shown - largest) - torch.exp(-largest)
     weights = functional.relu(powers) / (powers.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * torch.exp(-largest))
     return weights.to(scores.dtype)
 
@@ -278,16 +283,16 @@ def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
     return _normalize(partial(_sparse_distribution, power=2), scores, mask)
 
 
-# These φ take each score z by itself.
+# Elementwise activations φ take each score z by itself.
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
-    "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)
-    "relu6": functional.relu6,  # min(max(z, 0), 6) (ReLU in ViT, figure 2)
-    "leaky_relu": functional.leaky_relu,  # max(z, 0) + 0.01·min(z, 0)
-    "gelu": functional.gelu,  # z·Φ(z), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)
-    "softplus": functional.softplus,  # log(1 + exp(z)) (ReLU in ViT, figure 2)
-    "sigmoid": torch.sigmoid,  # 1 / (1 + exp(−z)) (ReLU in ViT, figure 2)
-    "identity": lambda z: z,  # z (ReLU in ViT, figure 2)
+    "relu": functional.relu,  # ReLU is max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3).
+    "relu2": lambda z: functional.relu(z).square(),  # Squared ReLU is max(z, 0)² (ReLU in ViT, figure 2).
+    "relu6": functional.relu6,  # ReLU6 is min(max(z, 0), 6) (ReLU in ViT, figure 2).
+    "leaky_relu": functional.leaky_relu,  # Leaky ReLU is max(z, 0) + 0.01·min(z, 0).
+    "gelu": functional.gelu,  # GELU is z·Φ(z), Φ the normal distribution (ReLA, table 1; ReLU in ViT, figure 2).
+    "softplus": functional.softplus,  # Softplus is log(1 + exp(z)) (ReLU in ViT, figure 2).
+    "sigmoid": torch.sigmoid,  # The sigmoid is 1 / (1 + exp(−z)) (ReLU in ViT, figure 2).
+    "identity": lambda z: z,  # The identity is z (ReLU in ViT, figure 2).
 }
 
 ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
@@ -304,7 +309,8 @@ def sum_to_one(weights: Tensor) -> Tensor:
     """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
     wide = at_least_float32(weights)
     sums = wide.sum(-1, keepdim=True)
-    # 0/0 would have a NaN as gradient, even where the second fill hides the value.
+    # A sum of 0 is replaced before the division: 0/0 would have a NaN as gradient, even where the second fill hides
+    # the value.
     return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
 
 
@@ -313,7 +319,7 @@ def length_divisor(
 ) -> Tensor | float | None:
     """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
-        # None saves an operation in every layer.
+        # A divisor of None saves a division in every layer.
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)
@@ -380,7 +386,8 @@ class AttentionMask:
     query_mask: Tensor | None = None
 
     def __post_init__(self):
-        # A fused computation reads as many entries of a row as there are keys, whatever its length.
+        # Lengths of masks are checked, because a fused computation reads as many entries of a row as there are keys,
+        # whatever the row's length.
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
             if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):
                 raise ValueError(
@@ -398,7 +405,8 @@ class AttentionMask:
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
-        if mask is not None and not isinstance(mask, Tensor):  # Its class may come from another copy of this code.
+        # The mask's class may come from another copy of this code.
+        if mask is not None and not isinstance(mask, Tensor):
             if differ(mask.query_len, query_len) or differ(mask.key_len, key_len):
                 raise ValueError(
                     f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
@@ -406,9 +414,9 @@ class AttentionMask:
                 )
             return mask
         if mask is not None:
-            # Missing dimensions are in front, as PyTorch broadcasts.
+            # A mask with fewer than four dimensions lacks the first ones, as PyTorch broadcasts.
             mask = mask[(None,) * (4 - mask.dim())]
-        # This is padding in another form, and kernels take padding but no dense masks.
+        # A mask of keys alone is padding in another form, and kernels take padding but no dense masks.
         if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
@@ -421,7 +429,7 @@ class AttentionMask:
         return replace(
             self,
             query_len=stop - start,
-            # The queries before `start` count as past, so causality is shifted.
+            # Queries before `start` count as past, so causality is shifted.
             causal_offset=None if offset is None else offset + start,
             first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
             last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
@@ -504,7 +512,7 @@ class AttentionMask:
         return self.once("key_counts", self._count_keys)
 
     def _count_keys(self) -> Tensor | int:
-        # A dense mask may be anything, so its ones are counted.
+        # A dense mask may be anything, so its visible keys are counted.
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
@@ -516,7 +524,8 @@ class AttentionMask:
             seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
         if last is not None:
             seen = seen.minimum(last + 1).clamp_min(0)
-        # This counts the real keys before each position; n_i is the difference of two counts, without a matrix.
+        # `real` counts the keys before each position that are no padding; n_i is the difference of two counts, without
+        # a matrix.
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
         counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:
@@ -535,7 +544,7 @@ class AttentionMask:
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The innermost is the last. Threads share it, as the backward pass may run in one of its own.
+# The innermost mesh of processes is the last. Threads share the list, as the backward pass may run in one of its own.
 _MESHES: "list[DeviceMesh]" = []
 
 
@@ -580,9 +589,10 @@ def all_rows(states: Tensor, dim: int = 1) -> Tensor:
 
 
 def _gather(states: Tensor) -> Tensor:
-    from torch.distributed import _functional_collectives as collectives  # Not every build of torch has it.
+    # Not every build of torch has collective operations.
+    from torch.distributed import _functional_collectives as collectives
 
-    # torch has the second name until 2.12.
+    # torch calls the differentiable gather `all_gather_tensor_autograd` until 2.12.
     gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
     return gather(states.contiguous(), 0, _MESHES[-1])
 
@@ -604,7 +614,7 @@ def own_mask(mask: AttentionMask) -> AttentionMask:
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
 
 
-# These are sums of rows and of weighted logs, or None where nobody needs them.
+# The row statistics of a layer are sums of weights and of weighted logs, or None where nobody needs them.
 RowTensors = tuple[Tensor | None, Tensor | None]
 
 
@@ -628,7 +638,7 @@ class RowStatistics:
         weights = at_least_float32(weights)
         if needed == "sums":
             return cls(weights.sum(-1))
-        # The weight is clamped before its log, because the gradient of xlogy is not finite at s = 0.
+        # Attention weights are clamped before their log, because the gradient of xlogy is not finite at s = 0.
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
@@ -723,13 +733,14 @@ def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tens
 # modeling/attention.py
 
 
-SHORT_KEYS = 128  # With up to so many keys, softmax in bfloat16 is faster written out on a CPU.
-BLOCK_WEIGHTS = 2**22  # Without the library's kernels, so many weights are kept at a time.
+SHORT_KEYS = 128  # With at most `SHORT_KEYS` keys, softmax in bfloat16 is faster written out on a CPU.
+BLOCK_WEIGHTS = 2**22  # Without the library's kernels, at most `BLOCK_WEIGHTS` weights are in memory at a time.
 
-# An output gate is ψ of a linear map, by the name of ψ.
+# An output gate is a function ψ of a linear map, chosen by the name of ψ.
 OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
-# It is the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if needed.
+# A backend returns the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if
+# needed.
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
@@ -760,7 +771,7 @@ class AttentionFormula:
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
         numbers = self.attention.threshold_form, query.shape[-1], query.dtype
-        # A learned θ is a parameter of this layer, so other layers cannot share the result.
+        # A learned threshold θ is a parameter of one layer, so other layers cannot share its product with the length.
         if self.threshold is not None:
             return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
         threshold = self.attention.threshold
@@ -806,7 +817,8 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # Statistics come before the division, so that a model divides the sums of all layers of a site at once.
+    # Statistics of weights are taken before the division by c·n^α, so that a model divides the sums of all layers of a
+    # site at once.
     rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
@@ -815,7 +827,7 @@ def eager_attention(
         weights = sum_to_one(weights)
     if formula.attention.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
-    # Dropout comes after the statistics, because they and the returned weights must not depend on chance.
+    # Dropout comes after the statistics, because statistics and returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
 
@@ -826,8 +838,8 @@ def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
-# What `fused_attention` reads, and what is computed outside of it: of a formula, of its `AttentionConfig`. Where there
-# is any other field, the reference computes, because the fast paths would leave it out.
+# These fields of a formula and of its `AttentionConfig` are read by `fused_attention` or computed outside of it. Where
+# there is any other field, the reference computes, because the fast paths would leave it out.
 FUSED_FIELDS = """
 attention scaling dropout threshold length_exponent activation bias
 normalizer length_coefficient threshold_form score scale learned_scale scale_form scale_length query_key_norm
@@ -846,20 +858,22 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    # An exported program must hold plain operators of PyTorch alone.
+    # An exported program must hold plain operators of PyTorch alone, so it has the reference.
     is_known = KNOWS_FIELDS.get(type(formula), False) and KNOWS_FIELDS.get(type(attention), False)
     if not is_known or torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
-        # On CPUs PyTorch writes the weights out for dropout too, and draws it slower.
+        # On CPUs PyTorch's softmax attention writes the weights out for dropout too, and draws dropout slower.
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
-        if statistics != "all" and not is_written_out:  # The entropy needs whole rows.
+        # The entropy of weights needs whole rows, which PyTorch's fused softmax never holds.
+        if statistics != "all" and not is_written_out:
             return attention_by_pytorch(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
             return attention_by_pytorch(*arguments)
-    # One query saves nothing but copies of keys, which several heads share or which lie in pages.
+    # Attention from one query gains from kernels only if these save copies of keys, which several heads share or which
+    # lie in pages.
     elif (
         kernels is not None
         and mask.is_structured
@@ -876,7 +890,7 @@ def attention_by_kernels(
 ) -> AttentionOutput | None:
     """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
-    # A divisor of the whole row cancels in a row that sums to 1.
+    # A divisor of a whole row cancels if the row is divided by its sum.
     divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
     is_tensor = isinstance(threshold, Tensor)
     if is_tensor:
@@ -908,18 +922,19 @@ def attention_in_blocks(
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
-    if mask.query_len <= number or torch.compiler.is_compiling():  # A compiler chooses itself what to keep.
+    # torch.compile chooses itself which weights to keep.
+    if mask.query_len <= number or torch.compiler.is_compiling():
         output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
         part_formula = formula
-        # A bias of one row serves all queries.
+        # A bias of scores with one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
             part_formula = replace(formula, bias=formula.bias[..., start:stop, :])
         arguments = (part_formula, part, key, value, mask.of_queries(start, stop), statistics)
-        # Autograd would keep the weights of every block, and blocks are there to avoid that.
+        # Each block is checkpointed, because autograd would keep its weights, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -958,7 +973,7 @@ def attention_by_pytorch(
         output = (output / divisor).to(output.dtype)
     rows = None
     if statistics != "none":
-        # Nothing has to be added up, because a row of softmax sums to 1, or to 0 if it sees no key.
+        # Sums of softmax are known without adding up: a row sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         if formula.attention.has_late_statistics and divisor is not None:
@@ -974,7 +989,7 @@ def with_sink_key(
 
     With causality one more query goes in front too. It sees the new key alone, so that the mask stays a triangle.
     """
-    # The new channel holds `product` in the queries, 1 in the new key and 0 in the others.
+    # A new channel holds `product` in the queries, 1 in the new key and 0 in the other keys.
     last = product.expand(*query.shape[:-1], 1).to(query.dtype)
     query = functional.pad(torch.cat([query, last], dim=-1), (0, 0, int(is_causal), 0))
     key = functional.pad(key, (0, 1, 1, 0))
@@ -988,14 +1003,15 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
     first = 0 if mask.causal_offset is None else mask.causal_offset
     places = slice(first, first + mask.query_len)
-    # A static cache counts on the device, so the rows are taken by an index, which copies.
+    # A static cache counts tokens on the device, so the queries' own values are taken by an index, which copies.
     if isinstance(first, Tensor):
         places = first + torch.arange(mask.query_len, device=value.device)
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
-    # A query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
-    # ε of bfloat16, as its sums are float32, and up to 5 ε of other types.
+    # In exclusive attention a query that sees its own token alone keeps nothing but rounding, which an output norm
+    # would make large: half an ε of bfloat16, whose sums are float32, and up to 5 ε of other types. So small a rest
+    # becomes 0.
     units = 2 if output.dtype == torch.bfloat16 else 8
     least = units * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
@@ -1024,14 +1040,14 @@ class AttentionVariant(nn.Module):
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
         """Norms and scalars that only some variants have, else None."""
         config = self.attention
-        # It has one element, because FSDP cannot shard scalars.
+        # A learned scale has one element, because FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
         self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
         thresholds = num_heads if config.threshold_per_head else 1
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # Each head is normalised by itself and without bias, as in ViT-22B.
+            # The norm of queries and keys takes each head by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -1047,12 +1063,14 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i draws its gain from this range.
+            # ReLA-i draws the gain of its output norm from ±√(3/d).
+            bound = math.sqrt(3 / self.output_norm.weight.numel())
             init.uniform_(self.output_norm.weight, -bound, bound)
 
     def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """Describe the attention to a backend, with a = `scaling` where it is not learned."""
-        scaling = scaling if self.scale is None else 1.0  # A learned a multiplies the queries.
+        # A learned scale a multiplies the queries, so the formula has a = 1.
+        scaling = scaling if self.scale is None else 1.0
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 
@@ -1071,7 +1089,7 @@ class AttentionVariant(nn.Module):
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
-            # The queries are multiplied, because there are fewer of them than scores.
+            # The scale multiplies the queries, because there are fewer of them than scores.
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
@@ -1079,7 +1097,7 @@ class AttentionVariant(nn.Module):
             key = all_rows(key, 2)
             value = all_rows(value, 2)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        # In cross-attention no value belongs to the query itself.
+        # In cross-attention no value belongs to the query itself, so none is removed.
         if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
@@ -1165,7 +1183,7 @@ class MultiHeadAttention(AttentionVariant):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        # After unit length, the norm multiplies by the learned scale.
+        # In cosine attention the learned scale is the gain of the norm that gives queries unit length.
         is_cosine = self.attention.score == "cosine"
         is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale if is_gain else None
@@ -1177,7 +1195,7 @@ class MultiHeadAttention(AttentionVariant):
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
-        # The gate reads the input of the layer, as in the papers, and not the output of attention.
+        # The output gate reads the input of the layer, as in the papers, and not the output of attention.
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         return self.out_proj(output), weights, rows
@@ -1201,7 +1219,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross:  # A static cache may be longer than the source.
+        if is_cross:  # The cached keys of a source are cut to its length, because a static cache may be longer.
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

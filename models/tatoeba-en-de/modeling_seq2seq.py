@@ -87,13 +87,13 @@ class SinusoidalPositions(nn.Module):
         steps = torch.arange(half, dtype=torch.float64, device="cpu")
         exponents = steps / max(half - 1, 1) if self.layout == "sinusoidal_halves" else 2 * steps / self.dim
         positions = torch.arange(self.max_positions, dtype=torch.float64, device="cpu")
-        angles = positions[:, None] * 10000.0**-exponents  # [max_positions, dim / 2]
+        angles = positions[:, None] * 10000.0**-exponents  # The angles of positions are [max_positions, dim / 2].
         if self.layout in ("sinusoidal_halves", "sinusoidal_marian"):
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         second = angles.sin() if self.layout == "sinusoidal_sine" else angles.cos()
         return torch.stack([angles.sin(), second], dim=-1).flatten(1)
 
-    def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
+    def forward(self, positions: Tensor) -> Tensor:  # Positions [..., length] become embeddings [..., length, dim].
         return nn.functional.embedding(positions, self.table)
 
 
@@ -106,7 +106,7 @@ class SinusoidalPositions(nn.Module):
 
 logger = logging.get_logger(__name__)
 
-# This is the newest release of transformers that the code was tested with.
+# `NEWEST_TESTED` is the newest release of transformers that the code was tested with.
 NEWEST_TESTED = (5, 24)
 _CHECKING = threading.Lock()
 
@@ -120,7 +120,7 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            with _CHECKING:  # Other threads wait for the first one's answer.
+            with _CHECKING:  # Other threads wait until the first one has checked generation.
                 self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
@@ -135,7 +135,7 @@ class CheckedGenerationMixin(GenerationMixin):
             )
             if find_generation_fault(self, use_cache=False) is not None:
                 raise RuntimeError(problem)
-            # Slow and right goes before fast and wrong.
+            # Generation goes on without a cache, because slow and right is better than fast and wrong.
             self._generates_with_cache = False
             logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         self._is_generation_checked = True
@@ -152,20 +152,21 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     config = model.config
     length = min(5, config.max_position_embeddings)
     steps = min(4, config.max_position_embeddings)
-    # Any tokens will do, because both ways get the same ones.
+    # The check may take any tokens, because both ways of generating get the same ones.
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
-    # One row is padding except for its first token, so a lost mask changes its result.
+    # One row of the check is padding except for its first token, so a lost mask changes its result.
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    # All other settings are those that the model was saved with.
+    # Apart from these options, generation is checked with the settings that the model was saved with.
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        search = super(CheckedGenerationMixin, model).generate  # Calling the checked search here would never end.
+        # The parent's `generate` is called, because the checked one would check without end.
+        search = super(CheckedGenerationMixin, model).generate
         return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     try:
@@ -173,7 +174,8 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits
             error = (torch.stack(greedy.logits, dim=1) - expected).abs().max() / expected.abs().max()
-            if not error <= torch.finfo(torch.float32).eps ** 0.5:  # The comparison is written so that a NaN fails it.
+            # The comparison of logits is written so that a NaN fails it.
+            if not error <= torch.finfo(torch.float32).eps ** 0.5:
                 return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
             if not torch.equal(generate(**cache), greedy.sequences):
                 return "greedy search gives two answers, with logits and without"
@@ -189,7 +191,8 @@ def _build_like(model: CheckedGenerationMixin) -> CheckedGenerationMixin:
     config = copy.deepcopy(model.config)
     config.encoder_layers = min(2, config.encoder_layers)
     config.decoder_layers = min(2, config.decoder_layers)
-    with torch.random.fork_rng(devices=()):  # A user's seed gives the same numbers with the check and without.
+    # A user's seed gives the same random numbers with the check of generation and without.
+    with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         smaller = type(model)(config)
     smaller.generation_config = model.generation_config
@@ -201,7 +204,8 @@ def _build_like(model: CheckedGenerationMixin) -> CheckedGenerationMixin:
 # The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
 
 
-# These are φ by name. For swish, x·σ(βx), the module itself multiplies by β.
+# A configuration chooses the activation φ of the feed-forward network by name. For swish, x·σ(βx), the module itself
+# multiplies by β.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -225,7 +229,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated form has three maps instead of two, so 2/3 of the width gives as many parameters.
+        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
+        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -253,8 +258,9 @@ class FeedForward(nn.Module):
         beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
         return states * torch.sigmoid(beta * states)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
-        inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
+    # The feed-forward network takes and returns states [..., embed_dim].
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner_states = self.activation(self.fc1(hidden_states))  # The inner states have the shape [..., inner_dim].
         if self.fc_linear is not None:
             values = self.fc_linear(hidden_states)
             inner_states = inner_states * (functional.relu(values) if self.has_rectified_values else values)
@@ -270,7 +276,7 @@ class FeedForward(nn.Module):
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    # One number decides whether a row keeps the whole branch.
+    # In stochastic depth one random number decides whether a row keeps the whole branch.
     keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
@@ -321,8 +327,8 @@ class EncoderLayer(TransformerLayer):
 
 logger = logging.get_logger(__name__)
 
-# So many maps of d × d are drawn as if they were one, for q, k, v and gate, and for the output: tensor2tensor joins q,
-# k and v, QKNorm's released code all four.
+# Xavier and small initialisation draw maps of d × d as parts of a larger one. The two numbers count the parts for q,
+# k, v and gate, and for the output: tensor2tensor joins q, k and v, QKNorm's released code all four.
 _JOINED = {"xavier": (3, 1), "small": (4, 4)}
 
 
@@ -334,9 +340,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
-        config.validate()  # Fields may have been set since it was built.
+        config.validate()  # Fields of a configuration may have been set since it was built and checked.
         super().__init__(config)
-        self._attentions = {site: config.attention_for(site) for site in config.sites}  # A compiler cannot make them.
+        # Attention configurations are made once, with the model, because torch.compile cannot make them.
+        self._attentions = {site: config.attention_for(site) for site in config.sites}
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -353,7 +360,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         tied, storages, weights = self.get_expanded_tied_weights_keys(all_submodels=True), set(), {}
         for name, tensor in state_dict.items():
             storage, source = id_tensor_storage(tensor), state_dict.get(tied.get(name))
-            # Weights that were gathered from several processes are equal, but share no memory.
+            # Tied weights that were gathered from several processes are equal, but share no memory.
             if source is not None and (id_tensor_storage(source) == storage or torch.equal(source, tensor)):
                 continue
             is_shared = storage in storages and tensor.device.type != "meta"
@@ -374,7 +381,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self._init_linear(linear)
                 if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
                     init.normal_(linear.bias, std=1e-6)
-        # Scalars and gates come after the projections; transformers does not know them.
+        # Scalars and gates of attention are initialised after the projections; transformers does not know them.
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
@@ -411,7 +418,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
-        # Another model's attention may compute a layer.
+        # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return []
@@ -434,8 +441,9 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, None
         config = self.config
         sums = regularizer_sums(sites, config.entropy_bound if self.is_regularized else None)
-        if (self._tp_size or 1) > 1 and config.splits_heads:  # Each process has summed over its own heads.
-            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has it.
+        # With tensor parallelism each process has summed over its own heads.
+        if (self._tp_size or 1) > 1 and config.splits_heads:
+            from torch.distributed.tensor import DTensor, Partial  # Not every build of torch has distributed tensors.
 
             sums = DTensor.from_local(sums, self._device_mesh["tp"], [Partial()]).full_tensor()
         sums = sum_of_processes(sums)
@@ -494,11 +502,12 @@ def causal_mask(
         device: where the queries are.
     """
     mask = None if attention_mask is None else _checked(attention_mask)
-    # A dense mask says everything, causality too.
+    # A dense mask says which keys each query sees, causality too.
     if mask is not None and mask.dim() == 4:
         return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # The cache counts on in place before the mask is made dense.
+        # The past length is copied, because the cache counts on in place before the mask is made dense.
+        past_len = past_len.clone()
     if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
@@ -506,7 +515,7 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
             f"{query_len} new ones"
         )
-    # These slots of a static cache hold no token yet.
+    # Slots of a static cache that hold no token yet are hidden.
     mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
     return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 
@@ -517,7 +526,7 @@ def token_positions(
     """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
-    # The first real token has position 0, wherever padding stands.
+    # The first real token of a sequence has position 0, wherever padding stands.
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
@@ -534,7 +543,7 @@ def _checked(mask: Tensor) -> Tensor:
 # modeling/modeling_seq2seq.py
 
 
-if TYPE_CHECKING:  # transformers saves the files that this one names, and the pipeline has to come along
+if TYPE_CHECKING:  # transformers saves the files whose modules this file imports, and the pipeline has to come along.
     from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
@@ -611,7 +620,7 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         queries = self.branch_input(self.cross_attn_norm, hidden_states)
-        # Beam search has several rows of one sentence; they become queries of one attention.
+        # Beam search has several rows of one sentence; in cross-attention they become queries of one row.
         branch, _, cross_rows = self.cross_attn(
             queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
@@ -635,13 +644,15 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
-        head = self.get_output_embeddings()  # transformers gives the head the source's size, whatever its own is.
+        # When embeddings are resized, transformers gives the head the source's size, whatever its own is.
+        head = self.get_output_embeddings()
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
             parts = [self.get_input_embeddings(), decoder.embed_tokens]
             if head is not None and self.config.tying == "none":
                 parts.append(head)
-            for count, part in enumerate(parts):  # A weight is resized in place for all modules that hold it.
+            # A shared weight is copied first, because resizing changes it in place for all modules that hold it.
+            for count, part in enumerate(parts):
                 if any(part.weight is other.weight for other in parts[:count]):
                     part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
         embeddings = super().resize_token_embeddings(*args, **kwargs)
@@ -658,10 +669,11 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # Learned positions have no padding.
+        # Embeddings of tokens have padding, and learned positions have none.
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             if self.config.embedding_norm == "fix_norm":
                 init.uniform_(module.weight, -0.01, 0.01)
-            elif self.config.scale_embedding:  # The model multiplies them by √d.
+            elif self.config.scale_embedding:  # The model multiplies embeddings by √d.
                 init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
@@ -713,12 +725,13 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
-                # Padding stays padding, because the masks were made of it.
+                # Word dropout leaves padding as it is, because the masks were made of it.
                 input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
-            inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
+            inputs_embeds = self.embed_tokens(input_ids)  # The embeddings have the shape [batch, length, d_model].
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
-        # Embeddings start with a spread of 1/√d and positions have size 1, so without √d positions would drown words.
+        # Embeddings of words start with a spread of 1/√d and positions have size 1, so without a factor of √d
+        # positions would drown words.
         if config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
         if self.embedding_bias is not None:
@@ -821,7 +834,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
             past_len = cache.get_seq_length()
             key_len, _ = cache.get_mask_sizes(length, 0)
-        # A static cache keeps its count on the device, and ends at its full length.
+        # The length behind a static cache is not checked: such a cache keeps its count on the device, and ends at its
+        # full length.
         if isinstance(past_len, int):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
@@ -832,7 +846,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
-        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # Padding is no query.
+        # Padding of the target does not count as queries in statistics.
+        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         if query_mask is not None:
@@ -843,7 +858,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         self_options, cross_options = (
             self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
-        # The cache is given by position, because transformers' checkpointing handles one that is given by name.
+        # The cache is given by position, because transformers' checkpointing would set a cache that is given by name
+        # to None.
         hidden_states, layer_rows = self.run_layers(
             hidden_states, encoder_hidden_states, self_options, cross_options, cache
         )
@@ -856,13 +872,15 @@ class Seq2SeqTransformerDecoder(TransformerStack):
     @staticmethod
     def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
         """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
-        if torch.compiler.is_compiling():  # Only `generate` compiles it, and has one set of masks for all steps.
+        # Masks of a cache need no check in compiled code: only `generate` compiles the decoder, and has one set of
+        # masks for all steps.
+        if torch.compiler.is_compiling():
             return
         written_under = cache.__dict__.setdefault("written_under", set())
         for name, mask in masks.items():
             if mask is not None:
                 written_under.add(name)
-            elif name in written_under and int(cache.get_seq_length()) == 0:  # The cache was reset.
+            elif name in written_under and int(cache.get_seq_length()) == 0:  # An empty cache has been reset.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -888,7 +906,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
 
-    # It is a property, because the configuration says which weights are one.
+    # The tied weights are a property, because the configuration says which weights are one.
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
         is_one = self.config.tying == "all"
@@ -938,7 +956,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-            # Statistics of an earlier call must not count again.
+            # Row statistics of the encoder count only in the call that computed them.
             encoder_rows = encoder_outputs.site_rows
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
@@ -966,7 +984,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
-# The installed library searches faster and gives the same tokens.
+# The search of the installed library is faster than transformers' and gives the same tokens.
 SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
 
 
@@ -988,7 +1006,8 @@ class Seq2SeqTransformerForConditionalGeneration(
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
         opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        model = opened[0] if isinstance(opened, tuple) else opened  # It is a tuple with output_loading_info.
+        # With output_loading_info, `from_pretrained` returns a tuple.
+        model = opened[0] if isinstance(opened, tuple) else opened
         model.opened_revision = kwargs.get("revision")
         return opened
 
@@ -1002,7 +1021,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
-            # Otherwise `post_init` draws it anew.
+            # A loaded output layer keeps its mark as initialised; otherwise `post_init` draws it anew.
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)
         self.lm_head = value
 
@@ -1015,7 +1034,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
         if size := kwargs.get("prefill_chunk_size", size):
             raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
-        # The caller's limit must win over the other kind of limit, which the model was saved with.
+        # The caller's limit of length must win over the other kind of limit, which the model was saved with.
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -1025,9 +1044,10 @@ class Seq2SeqTransformerForConditionalGeneration(
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
         """Prepare as transformers does, but begin behind what the cache holds, and leave tokenizers out."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
-        for name in ("tokenizer", "assistant_tokenizer"):  # `stop_strings` are read with them.
+        for name in ("tokenizer", "assistant_tokenizer"):  # `generate` needs tokenizers only to read `stop_strings`.
             kwargs.pop(name, None)
-        if cache is not None and kwargs.get("is_first_iteration"):  # In later iterations it may hold a prefix too.
+        # In later iterations of `generate` the cache may hold a prefix too.
+        if cache is not None and kwargs.get("is_first_iteration"):
             held = int(cache.get_seq_length())
             if held >= given:
                 raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
@@ -1120,7 +1140,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     ) -> Tensor:
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
-        # It stays a sum here, because the divisor may count tokens of other batches and processes too.
+        # The cross-entropy stays a sum here, because the divisor may count tokens of other batches and processes too.
         cross_entropy = functional.cross_entropy(
             at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
@@ -1130,7 +1150,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         )
         num_tokens = labels.ne(-100).sum()
         num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
-        # The loss of a batch without a target is 0.
+        # The loss of a batch without a target token is 0.
         num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
         if regularization_loss is not None:
