@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDa
 
 
 def strict_fields(cls: type) -> type:
-    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
+    """Check a dataclass's fields as `@strict` of huggingface_hub does, aliases too, with `ValueError`s of one line.
 
     Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """

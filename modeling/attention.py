@@ -91,7 +91,7 @@ class AttentionFormula:
 def eager_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+    r"""Compute attention o_i = Σ_j s_ij v_j with every weight s_ij kept: the reference in plain PyTorch.
 
     Args:
         formula: how weights follow from scores.
@@ -150,7 +150,7 @@ KNOWS_FIELDS = {
 def fused_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
+    """Compute attention by the fastest exact way, mostly in memory linear in the length, and keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
     # An exported program must hold plain operators of PyTorch alone, so it has the reference.
@@ -183,7 +183,7 @@ def fused_attention(
 def attention_by_kernels(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput | None:
-    """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
+    """Compute attention by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
     # A divisor of a whole row cancels if the row is divided by its sum.
     divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
@@ -381,7 +381,7 @@ class AttentionVariant(nn.Module):
         is_cross: bool = False,
         is_scaled: bool = False,
     ) -> AttentionOutput:
-        """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
+        """Attend from queries to keys by a backend, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             # The scale multiplies the queries, because there are fewer of them than scores.

@@ -131,7 +131,7 @@ class InterfaceAttention(AttentionVariant):
         s_aux: Tensor | None = None,
         **keywords: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend, in the place of `module`.
+        """Compute attention in the place of a transformers module, which calls this through the attention interface.
 
         Args:
             query: [batch, heads, query_len, head_dim].
@@ -198,7 +198,7 @@ def make_interface_mask(
     config: PreTrainedConfig | None = None,
     **others: Any,
 ) -> AttentionMask | Tensor:
-    """Make what models of transformers ask of their `AttentionMaskInterface`, as an `AttentionMask` where possible.
+    """Make the mask that transformers' `AttentionMaskInterface` asks for, as an `AttentionMask` where possible.
 
     Args:
         batch_size, q_length, kv_length: of the queries and the keys.
@@ -270,7 +270,7 @@ def _mask_of_parts(
     padding: Tensor | None,
     device: torch.device,
 ) -> AttentionMask:
-    """Intersect the masks that `_parts_of` found: the first and last key that each query sees."""
+    """Intersect causal, window, chunk and packed masks into one with the first and last key that each query sees."""
     names = {name for name, _ in parts}
     positions = torch.arange(q_length, device=device) + q_offset
     ahead = []
@@ -414,7 +414,7 @@ def _check_starts(name: str, starts: Tensor, length: int) -> None:
 
 
 def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> AttentionMask:
-    """The mask by which no text of a packed row sees another.
+    """Limit a mask so that no text of a packed row sees another.
 
     Where texts begin is said by cu_seq_lens_q and cu_seq_lens_k [texts + 1], or by positions that do not go on, which
     only some models hand to their attention.
@@ -485,7 +485,7 @@ def _read_mask(
     is_causal: bool | None,
     indices: Tensor | None,
 ) -> tuple[AttentionMask, Tensor | None]:
-    """The mask, and what an additive one adds to scores that it does not hide."""
+    """Turn a call's mask into an `AttentionMask`, and what an additive one adds to scores that it does not hide."""
     number = number_of_processes()
     query_len, key_len = query.shape[2], key.shape[2] * number
     # The mask's class may come from another copy of this code, so it is known by not being a tensor.

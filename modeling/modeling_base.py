@@ -127,7 +127,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         return self.training and self.config.has_regularizer
 
     def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+        """Compute the weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """

@@ -106,7 +106,7 @@ class DecoderLayer(TransformerLayer):
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, ...]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `RowStatistics` of its two sites."""
+        """Run one decoder layer: hidden states [batch, length, hidden_size], and `RowStatistics` of its two sites."""
         branch, _, self_rows = self.self_attn(
             self.branch_input(self.self_attn_norm, hidden_states),
             past_key_values=past_key_values,
@@ -432,7 +432,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerOutput:
-        """Encode the source unless `encoder_outputs` are given, and decode.
+        """Encode the source unless `encoder_outputs` are given, and decode the target.
 
         Args:
             input_ids: [batch, source_len].
@@ -581,7 +581,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerLMOutput:
-        r"""Next-token logits, and with labels the loss.
+        r"""Compute logits of the next tokens, and with labels the loss.
 
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
@@ -632,7 +632,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         regularization_loss: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
+        """Compute cross-entropy per target token, smoothed in training, plus this batch's share of the regulariser."""
         labels = labels.to(logits.device)
         # The cross-entropy stays a sum here, because the divisor may count tokens of other batches and processes too.
         cross_entropy = functional.cross_entropy(

@@ -35,7 +35,7 @@ def padding_mask(
 def causal_mask(
     query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
 ) -> AttentionMask:
-    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+    """Make the mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
 
     Args:
         query_len: number of new tokens.

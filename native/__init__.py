@@ -180,7 +180,7 @@ class _Call(Structure):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
-        """What both passes need."""
+        """Fill what both passes of attention in C need."""
         batch, heads, key_len, width = key.shape
         query_len = query.shape[2]
         groups = max(1, query.shape[1] // max(1, heads))  # `groups` heads of queries share each head of keys.
@@ -349,7 +349,7 @@ def backward(
     value: Tensor,
     options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and θ for those of the output and of the statistics.
+    """Compute gradients of query, key, value and θ from those of attention's output and of the statistics.
 
     The first three are in memory [batch, length, heads, width], the last float32 [], 0 where θ is a number, or of θ of
     rows [batch, heads, query_len].

@@ -109,7 +109,7 @@ def _for_each_head(query: Tensor, states: Tensor) -> Tensor:
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, has_all_keys: bool = False
 ) -> Iterator[_Block]:
-    """Everything with a visible pair, cut so that a block is neither too big nor copied to be made."""
+    """Yield the blocks of weights that hold a visible pair, neither too big nor copied to be made."""
     # Dropout is drawn block by block from a seed, so that the forward and the backward pass draw the same.
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
@@ -201,7 +201,7 @@ def _band(
 def blockwise_forward(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
+    """Attend in blocks: the output, and of each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij ≠ 0, or None.
 
     Args:
         query: [batch, heads, query_len, head_dim], any strides.
@@ -283,7 +283,7 @@ def blockwise_backward(
     value: Tensor,
     options: PassOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and θ (float32 [], or of each row) for those of the output and the statistics."""
+    """Compute gradients of query, key, value and θ (float32 [], or by row) from those of output and statistics."""
     batch, heads, query_len, head_dim = query.shape
     groups = heads // max(1, key.shape[1])
     activation = options.activation

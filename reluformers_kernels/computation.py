@@ -25,7 +25,7 @@ SHORT_TILES = 512
 def choose_computation(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, may_write_out: bool = False
 ) -> str | None:
-    """The fastest exact way to compute this attention; nothing else decides on it.
+    """Choose the fastest exact way to compute an attention; nothing else decides on it.
 
     Args:
         query, key, value: in one dtype.

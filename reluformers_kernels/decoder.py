@@ -232,6 +232,7 @@ class Translator:
         return native_decoder.Norm(eps=_UNIT_EPS, kind=native_decoder.NORMS.index("unit_length") if is_wanted else 0)
 
     def _attention(self, site: nn.Module) -> Any:
+        """Fill the structure of C for one attention module."""
         self._know(site, _ATTENTION_NAMES)
         config = site.attention
         _check_fields(config, _ATTENTION_FIELDS)
@@ -268,6 +269,7 @@ class Translator:
         return self._keep(site_of_c)
 
     def _layer(self, layer: nn.Module) -> Any:
+        """Fill the structure of C for one layer of the encoder or decoder."""
         self._know(layer, _LAYER_NAMES)
         own = layer.self_attn
         cross = getattr(layer, "cross_attn", None)
@@ -297,6 +299,7 @@ class Translator:
         return self._keep(layer_of_c)
 
     def _stack(self, stack: nn.Module) -> Any:
+        """Fill the structure of C for the encoder or the decoder."""
         self._know(stack, _STACK_NAMES)
         config = stack.config
         embedding = stack.embed_tokens
@@ -389,7 +392,7 @@ class Translator:
         return states
 
     def _begin(self, source: Tensor, mask: Tensor, **fields: int) -> Any:
-        """Fill what the encoder reads and writes, for tokens or its states, and every size that it has."""
+        """Make C's `Search` with all sizes, for source tokens or the encoder's states."""
         shape = source.shape[:2] if source.dim() == 3 and source.shape[2] == self.width else source.shape
         is_known = source.dtype in _DTYPES if source.is_floating_point() else are_tokens(source, self.vocabularies[0])
         if not is_known or mask.shape != shape or mask.dtype != torch.bool:
@@ -443,7 +446,7 @@ class Translator:
         options: "SearchOptions",
         shown_logits: Tensor | None = None,
     ) -> Tensor:
-        """Search without a proof; `shown_logits` [vocabulary] gets those of the first row after its prompt."""
+        """Search by compiled code without a proof; `shown_logits` [vocabulary] gets those behind the first prompt."""
         beams = options.beams
         returned = options.returned
         if prompt.dim() != 2 or len(prompt) != len(mask) * beams or not are_tokens(prompt, self.vocabularies[1]):

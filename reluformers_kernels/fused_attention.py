@@ -251,7 +251,7 @@ def rectified_attention(
     dropout: float = 0.0,
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
-    r"""Attention without softmax: out_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α).
+    r"""Compute attention without softmax: out_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α).
 
     The sum runs over the n_i keys that query i may see. Nothing of the size query_len × key_len is ever held, neither
     here nor in the backward pass, which computes the weights again. A query that sees no key gives 0. Gradients of
@@ -354,7 +354,7 @@ def fastest_attention(
     divide_statistics: bool = True,
     may_write_out: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
-    """Compute `rectified_attention` of arguments that are checked before, by the fastest code: C, Triton or blocks.
+    """Compute attention without softmax by the fastest code: C, Triton or blocks. The arguments are checked before.
 
     Args:
         query, key, value: as there.
@@ -472,7 +472,7 @@ def _attend_single_query(
 
 
 def _key_counts(query: Tensor, key: Tensor, options: PassOptions) -> Tensor | int:
-    """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
+    """Count the visible keys n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
     key_len = key.shape[2]
     offset = options.causal_offset
     padding = options.key_padding_mask

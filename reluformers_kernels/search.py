@@ -123,7 +123,7 @@ def search(
     generation_config: GenerationConfig,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Search as `generate` does, by its own arguments; raises `Unknown` if the compiled code does not know it."""
+    """Search for tokens as `generate` does, by compiled code; raises `Unknown` if that does not know the arguments."""
     if model._is_replaced():
         raise Unknown("a method of the search is replaced")
     check_asks_for_tokens(generation_config, model_kwargs)
@@ -259,7 +259,7 @@ def find_options(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
 ) -> SearchOptions:
-    """Find what is searched; raises `Unknown` for a processor, a criterion or a penalty that C does not know."""
+    """Read the options of a search; raises `Unknown` for a processor, criterion or penalty that C does not know."""
     beams = config.num_beams
     rules, is_renormalized = find_rules(logits_processor)
     vocabulary = model.lm_head.out_features
@@ -307,7 +307,7 @@ def find_options(
 
 
 def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[int], int, int, bool]], bool]:
-    """Find the rules of `SearchOptions`, and whether log P are renormalized after them."""
+    """Read which tokens logits processors force or ban at which lengths, and whether log P are renormalized."""
     rules = []
     is_renormalized = False
     for processor in logits_processor:

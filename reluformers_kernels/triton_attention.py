@@ -133,7 +133,7 @@ def triton_backward(
     value: Tensor,
     options: PassOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    r"""Gradients of `triton_forward`.
+    r"""Compute the gradients of `triton_forward`, which is attention on a GPU.
 
         dV_j = Σ_i r_i D_ij w_ij dO_i,  dW_ij = r_i D_ij dO_i·v_j + dt_i + du_i (1 + log w_ij),  dS = dW ⊙ φ'(S),
         dQ = a dS K,  dK = a dSᵀ Q,  dθ = −Σ_ij dS_ij

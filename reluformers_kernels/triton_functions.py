@@ -277,7 +277,7 @@ def key_range(
     key_padding_mask, first_keys, last_keys, bound_batches, query_len, batch, start, key_len, causal_offset,
     IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Keys of the queries from `start` on: from the first number to the second in whole tiles, then to the third.
+    """Find the keys of a tile of queries: from the first number to the second in whole tiles, then to the third.
 
     Whole tiles need neither the lengths nor a causal mask. There is always a last one, even where nothing may be seen.
     """
@@ -326,7 +326,7 @@ def query_range(
     key_padding_mask, first_keys, last_keys, bound_batches, batch, seen, start, query_len, causal_offset,
     IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the queries of the keys from `start` on: the first, the first whole one, where these end, and the last.
+    """Find the tiles of queries that see a tile of keys: the first, the first whole one, where these end, the last.
 
     Whole tiles need neither the lengths nor a causal mask. The last is none of them, and always there.
     """

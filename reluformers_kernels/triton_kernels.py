@@ -51,7 +51,7 @@ def forward_kernel(
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Output and statistics of one tile of queries."""
+    """Compute the output and the statistics of one tile of queries."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     batch_head, batch, head, start = find_tile(query_len, heads, QUERIES, True)
@@ -128,7 +128,7 @@ def threshold_kernel(
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """θ of one tile of queries by which their weights sum to 1, by the steps of `blockwise_thresholds`.
+    """Find the θ of one tile of queries by which their weights sum to 1, by the steps of `blockwise_thresholds`.
 
     The first walk over the keys finds the largest score of each row; each further one is a step for all rows.
     """
@@ -192,7 +192,7 @@ def key_kernel(
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of keys and values. Tiles of weights are transposed here: [KEYS, QUERIES]."""
+    """Compute gradients of one tile of keys and values. Tiles of weights are transposed here: [KEYS, QUERIES]."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     batch_head, batch, head, start = find_tile(key_len, heads, KEYS, False)
@@ -266,7 +266,7 @@ def query_kernel(
     ACTIVATION: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_AFFINE: tl.constexpr, PRECISION: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of queries, and those of the threshold by query."""
+    """Compute gradients of one tile of queries, and those of the threshold by query."""
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
     batch_head, batch, head, start = find_tile(query_len, heads, QUERIES, True)

@@ -68,6 +68,7 @@ def norm_backward_kernel(
     grad_output, states, gain, gate, grad_states, sums, row_number, eps,
     WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of a norm's rows, and this program's sums for gain and gate."""
     program, programs, columns = tl.program_id(0), tl.num_programs(0), tl.arange(0, COLUMNS)
     is_column = columns < WIDTH
     g, w = tl.full([COLUMNS], 1.0, tl.float32), tl.full([COLUMNS], 1.0, tl.float32)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Export."""
+    """Run `reluformers export`: write models as ONNX graphs or as a page."""
     for model in options.model:
         check_model(model)
     first = options.model[0]

@@ -24,7 +24,7 @@ from . import rows_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this command."""
+    """Add the options of `reluformers train`."""
     parser.add_argument("recipe", nargs="?", help="YAML file with `task:` and its sections")
     parser.add_argument(
         "changes",

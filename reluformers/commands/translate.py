@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Translate."""
+    """Run `reluformers translate`: translate a text or a file."""
     options.model = options.model or CLONED_MODEL
     source = options.text
     is_file = os.path.isfile(options.text)

@@ -118,7 +118,7 @@ def read_batches(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
 
 @contextmanager
 def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, list[RecordedCall]]]:
-    """What each module, by its name, is called with in a block, in order."""
+    """Record what each module, by its name, is called with in a block, in order."""
     calls: dict[str, list[RecordedCall]] = {name: [] for name in modules}
     inputs: dict[str, tuple] = {}
 
@@ -202,7 +202,7 @@ def fit_gain(norm: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[RecordedCall]) -> None:
-    """Shift the keys and scale the queries of each head."""
+    """Fit a rectified attention to softmax: shift the keys and scale the queries of each head."""
     head_dim = module.head_dim
     degree = DEGREES[module.attention.activation]
     heads = module.q_proj.out_features // head_dim

@@ -67,7 +67,7 @@ class Opened:
 
 
 def open_source(name_or_path: str | Path, **given: Any) -> Opened:
-    """Read what a model is and where its weights lie.
+    """Open the model to convert: read what it is and where its weights lie.
 
     Args:
         name_or_path: folder or Hub id of a model of `SOURCES`, of a Vision Transformer of timm, or of one of ours.
@@ -113,7 +113,7 @@ def build_model(
     new_head: bool = False,
     config_fields: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """One of our models with the weights of another; an exchange of the attention is not calibrated here.
+    """Build one of our models with the weights of another; an exchange of the attention is not calibrated here.
 
     Args:
         opened: out of `open_source`; its weights become those of the model and are not copied.

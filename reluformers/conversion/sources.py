@@ -119,7 +119,7 @@ SOURCES = {
 
 
 def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """Fields of our configuration with which our model, with softmax, computes what theirs does.
+    """Find fields of our configuration with which our model, with softmax, computes what the transformers model does.
 
     `output_bias` is not among them: the weights tell whether there is one. Further training is without `layerdrop`
     and label smoothing.

@@ -24,7 +24,7 @@ def start_model(
     report: Callable[[str], None] = lambda line: None,
     **config_fields: Any,
 ) -> PreTrainedModel:
-    """A model with the weights of another, in memory of its own and in float32, whose attention is fitted to batches.
+    """Make a model with the weights of another, in its own memory and float32, whose attention is fitted to batches.
 
     Args:
         start, preset, sites, new_head: as in `open_source` and `build_model`.

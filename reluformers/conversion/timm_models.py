@@ -27,7 +27,7 @@ def is_timm(config: Mapping[str, Any]) -> bool:
 
 
 def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of our configuration for a Vision Transformer of timm; sizes are read from its weights.
+    """Find the fields of our configuration for a Vision Transformer of timm; sizes are read from its weights.
 
     Args:
         config: content of its config.json: `architecture`, `global_pool`, `model_args` and `pretrained_cfg`.

@@ -49,7 +49,7 @@ def load_renamed(
     *,
     may_miss: Sequence[str] = (),
 ) -> PreTrainedModel:
-    """A model with weights that have its names, in their dtype and in evaluation mode; none of them is copied.
+    """Make a model of weights that have its names, in their dtype and in evaluation mode; none of them is copied.
 
     Args:
         model_class, config: of the model.
@@ -80,7 +80,7 @@ def keep_one_of_tied(weights: State, tying: str) -> None:
 
 
 def to_ours(weights: State, source: Source, tying: str) -> State:
-    """Weights of a model of transformers under our names.
+    """Rename the weights of a model of transformers to our names.
 
     Args:
         weights: by the names of its files; moved out of this dict.

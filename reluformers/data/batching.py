@@ -213,7 +213,7 @@ def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[int]:
-    """Where batches begin in the sorted rows, and the number of rows.
+    """Find where batches of at most `max_tokens` begin in the sorted rows, and the number of rows.
 
     Args:
         longest: longer side of the rows of each pair, ascending.

@@ -16,7 +16,7 @@ class PlainText(str):
 
 
 def read_as(hint: Any, value: Any) -> Any:
-    """Read the plain text in a value as the type that is meant, and leave all else.
+    """Read the plain text in a YAML value as the type that is meant, and leave all else.
 
     Text that fits no type of `hint` stays text. For text or `Any`, digits with underscores are no number.
 
@@ -75,7 +75,7 @@ def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
 
 
 def check_fields(section: str, values: Any, owner: type, *, excluded: Iterable[str] = ()) -> dict[str, Any]:
-    """The values, whole numbers as floats where floats are meant, if they fit the fields of a dataclass.
+    """Check values against the fields of a dataclass; whole numbers become floats where floats are meant.
 
     Args:
         section: where they stand, in front of each name in messages.

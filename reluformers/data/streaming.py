@@ -50,7 +50,7 @@ class BlockStream:
         self.has_own_shards = dataset.num_shards % world_size == 0
 
     def blocks(self, epoch: int = 0, number: int = 0, shard: int = 0) -> Iterator[Block]:
-        """Yield blocks from a shard of an epoch on.
+        """Yield blocks of rows, without end, from a shard of an epoch on.
 
         Args:
             epoch: to begin with.

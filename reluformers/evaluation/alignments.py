@@ -90,7 +90,7 @@ def decoder_layers(config: PreTrainedConfig) -> int:
 
 
 def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Dataset) -> tuple[list[float], int | None]:
-    """Compare the decoder's layers by the words that a translation takes over: names, numbers.
+    """Measure how well each decoder layer aligns the words that a translation takes over: names, numbers.
 
     A word with a letter or a digit that stands once in the source x and once in the reference y is its own
     translation, so the link (t, s) with y_t = x_s is known. With A the set of these links and a_l(t) the source word

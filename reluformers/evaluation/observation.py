@@ -132,7 +132,7 @@ def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
-    """Run one batch."""
+    """Run a model on one batch, and collect its logits and attention rows."""
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
     options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
     if "pixel_values" in inputs:  # Images have no padding.

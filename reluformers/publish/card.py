@@ -188,7 +188,7 @@ def card_data(
     examples: Sequence[Example] = (),
     base_model: str | None = None,
 ) -> ModelCardData:
-    """Metadata of a card, with the results in its `model-index`."""
+    """Collect the metadata of a model card, with the results in its `model-index`."""
     results = _eval_results(run, dataset)
     codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in run.languages}
     # Other codes are names of columns.
@@ -240,7 +240,7 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
 
 
 def _known(run: FinishedRun, dataset: str | None, data_name: str | None) -> dict[str, Any]:
-    """What the template says of a run, as far as its folder knows it."""
+    """Collect what the template of a model card says of a run, as far as its folder knows it."""
     config = run.config
     card = run.task.card
     data = run.section("data")

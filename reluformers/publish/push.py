@@ -169,7 +169,7 @@ class _Repository:
         report: Callable[[str], None],
         confirm: Callable[[str], bool],
     ) -> bool:
-        """Upload the release in a folder and tag it; whether there was something to upload."""
+        """Upload the release in a folder and tag it; return whether there was something to upload."""
         changes = self.changes(staging)
         if name in self.tags and (changes or self.tags[name] != self.head):
             raise ValueError(f"{self.repo_id}: revision {name} is taken by another release; choose another one")

@@ -141,7 +141,7 @@ def _put_together(modules: list[_Module], files: dict[str, str]) -> str:
 
 
 def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
-    """Imports of all modules but those from each other, in the usual order."""
+    """Merge the imports of all modules, but those from each other, in the usual order."""
     plain = set()
     named = {}
     for module in modules:

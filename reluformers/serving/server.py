@@ -119,7 +119,7 @@ def _fault(status: int, what: object, headers: Mapping[str, str] | None = None) 
 
 
 async def read_request(request: Request, task: str) -> Any:
-    """The body as the handler takes it: JSON, or for image classification an image file.
+    """Read the body of a request as the handler takes it: JSON, or for image classification an image file.
 
     Raises:
         HTTPException: it is slow, too large or of another kind.

@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> Path | None:
-    """Where a run goes on; None to start anew.
+    """Find the checkpoint where a run goes on; None to start anew.
 
     Args:
         output_dir: folder of the run.

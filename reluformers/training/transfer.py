@@ -94,7 +94,7 @@ class Transfer(TrainerCallback):
             self._calls = self._recording.enter_context(recording(ours))
 
     def _after(self, model: nn.Module, given: tuple, inputs: dict[str, Any], outputs: Any) -> Any:
-        """Put the whole loss in the place of the model's own."""
+        """Replace the loss of a model in training by the one with distillation and the other terms of the transfer."""
         if not model.training:
             return outputs
         self._recording.close()

@@ -57,7 +57,7 @@ def _make_source_states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> di
 
 
 def _decode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Steps behind a cache that already has the keys and values of the source."""
+    """Decode behind a cache that already has the keys and values of the source."""
     own = DynamicCache()
     source = DynamicCache()
     cache = EncoderDecoderCache(own, source)

@@ -80,7 +80,7 @@ class OnnxTranslator(OnnxModel, GenerationMixin):
         return_dict: bool | None = None,
         **caches: Cache | None,
     ) -> Seq2SeqLMOutput:
-        """Logits of the next tokens, as `Seq2SeqTransformerForConditionalGeneration.forward` gives them.
+        """Compute logits of the next tokens, as `Seq2SeqTransformerForConditionalGeneration.forward` gives them.
 
         Args:
             caches: `past_key_values` or `cache`, see `one_cache`; no other keyword.

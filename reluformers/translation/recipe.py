@@ -182,7 +182,7 @@ class TranslationRecipe(Recipe):
 def default_recipe(
     train: Source, source_lang: str, target_lang: str, validation: Source | None = None
 ) -> dict[str, Any]:
-    """Sections of default_recipe.yaml, with the sizes that follow from some sentence pairs.
+    """Make a recipe of default_recipe.yaml, with the sizes that follow from some sentence pairs.
 
     With W words on both sides, vocabulary: 4·√W tokens, 1,000 to 32,000. Training: 10,000 updates, though 3 to 50
     epochs, or until five evaluations are no better. Without a validation set, one in twenty rows, at most 1,000, is

@@ -113,7 +113,7 @@ def describe(prepared: PreparedData) -> dict[str, dict[str, Any]]:
 def prepare_data(
     recipe: TranslationRecipe, folder: Path, *, reuse_tokenizers: bool, report: Callable[[str], None] = logger.info
 ) -> PreparedData:
-    """Load, tokenise and clean.
+    """Load, tokenise and clean the sentence pairs of a recipe.
 
     Args:
         recipe: of the run.
@@ -175,7 +175,7 @@ def build_model(
     checkpoint: Path | None = None,
     report: Callable[[str], None] = logger.info,
 ) -> PreTrainedModel:
-    """A model for the recipe and its tokenizers, with generation defaults of the decoding section.
+    """Build a model for the recipe and its tokenizers, with generation defaults of the decoding section.
 
     The scale of cosine attention starts from the measured length of the training set unless the recipe gives one
     (QKNorm, section 3: L is the 97.5th percentile). It stands in config.json, and a resumed run takes it from there.

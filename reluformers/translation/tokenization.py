@@ -172,7 +172,7 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
 def encode_texts(
     tokenizer: Tokenizer, texts: list[str], limit: int | None = None
 ) -> tuple[list[list[int]], str | None]:
-    """Token ids of texts, and a warning that names the characters which become `<unk>`.
+    """Turn texts into token ids, and make a warning that names the characters which become `<unk>`.
 
     Args:
         tokenizer: of the source; only of a fast one, which says where its tokens come from, a character is found.
