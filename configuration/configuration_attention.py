@@ -143,8 +143,7 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        # An `AttentionConfig` may be the class of that name in a saved folder's code, so it is known by its methods.
-        elif hasattr(value, "to_dict"):
+        elif hasattr(value, "to_dict"):  # The class may be the `AttentionConfig` of a saved folder's code.
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")

@@ -98,7 +98,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # Names are checked, because transformers would keep keywords that it does not know, in silence.
+        # Names of keywords are checked, because transformers would keep unknown ones in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 # Callers ask for the interface number, which counts up when arguments of the functions of native/ change.
 INTERFACE = 6
 LAYOUT = 9  # The layout number of the structures in C counts up with `layout` of attention.c when a field changes.
-VARIABLE = "RELUFORMERS_NATIVE"  # The environment variable holds an instruction set, or "off".
+VARIABLE = "RELUFORMERS_NATIVE"  # The environment variable RELUFORMERS_NATIVE holds an instruction set, or "off".
 # Each instruction set is listed with the capabilities of `torch.cpu.get_capabilities` that it needs. The fastest comes
 # first: the first usable one wins.
 INSTRUCTION_SETS = {

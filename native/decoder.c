@@ -62,7 +62,7 @@ enum { NO_GATE, LINEAR_GATE, SILU_GATE, SIGMOID_GATE };
 typedef struct {
   Linear query, key, value, gate, output;
   Norm query_norm, key_norm, value_norm, query_length, key_length, output_norm;
-  // The scale is a, the thresholds are θ of each head or one, and the exponent is α.
+  // In attention the scale is a, the thresholds are θ of each head or one, and the exponent of the divisor is α.
   const float *scale, *thresholds, *exponent;
   float coefficient;
   int32_t threshold_step;                      // The step between the θ of two heads is 0 if all heads share one θ.
@@ -92,7 +92,7 @@ typedef struct {
 typedef struct {  // A rule of the search holds for rows of first_length tokens or more, and of fewer than last_length.
   const int32_t *tokens;
   int64_t count, first_length, last_length;
-  int64_t is_forced;  // A rule that is forced allows only its tokens next; any other rule forbids its tokens.
+  int64_t is_forced;  // A forced rule of the search allows only its tokens next; any other rule forbids its tokens.
 } Rule;
 
 enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
@@ -108,8 +108,8 @@ typedef struct {
   float *cache;                // Keys and values of target tokens are [capacity, layers, rows, 2, padded width].
   int32_t *tokens;             // The caller writes the prompt into the target tokens [longest, rows].
   int32_t *ancestors;  // Ancestors name the row that wrote each token of a row; steps alternate [2, rows, longest].
-  float *running_scores;       // Scores log P of unfinished beams fall within a sentence [sentences, beams].
-  float *finished_scores;      // Finished scores, log P divided by the length penalty, fall [sentences, beams].
+  float *running_scores;       // Scores log P of unfinished beams are in falling order [sentences, beams].
+  float *finished_scores;  // Finished scores, log P over the length penalty, are in falling order [sentences, beams].
   int32_t *finished_lengths;  // A finished length of 0 marks a beam without a finished translation [sentences, beams].
   int32_t *finished;           // Tokens of finished translations are [sentences, beams, longest].
   int64_t *results;            // Tokens that the search returns are [sentences, returned, longest].
@@ -136,7 +136,7 @@ typedef struct {  // A query row sees the first `count` keys and values.
 } Keys;
 
 typedef struct {
-  int64_t width, inner;  // Both widths of rows include padding up to whole vectors.
+  int64_t width, inner;  // The widths of model and feed-forward rows include padding up to whole vectors.
   float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // Buffers of states have a row for each token.
   uint8_t *bytes;
   float *steps, *lows;   // A byte of a quantised row stands for low + step · byte.
@@ -1005,7 +1005,7 @@ static int64_t lay_out_scratch(const Search *search, int64_t part, float *scratc
 int64_t translate_scratch(const Search *search) {
   int64_t most = 0;
   Work work;
-  float any;  // The size of memory follows from differences of addresses alone, but arithmetic on NULL is undefined.
+  float any;  // A size is a difference of addresses, but arithmetic on NULL is undefined, so any address is given.
   for (int64_t part = 0; part < search->parts; ++part) {
     int64_t size = lay_out_scratch(search, part, &any, &work);
     most = size > most ? size : most;

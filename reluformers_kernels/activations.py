@@ -34,12 +34,13 @@ GRADIENTS = {
     "identity": lambda gradient, z, w: gradient,
 }
 ACTIVATIONS = tuple(GRADIENTS)
-# Sparsemax and 1.5-entmax solve for the θ_i of each row with Σ_j φ(a·z_ij − θ_i) = 1; each name has φ, a, and φ′ up to
-# a factor.
+# Sparsemax and 1.5-entmax solve for the θ_i of each row with Σ_j φ(a·z_ij − θ_i) = 1. Listed are φ, a, and φ′ up to a
+# factor.
 RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # Weights of these activations have φ ≥ 0.
+# The weights of five activations are never negative: φ ≥ 0.
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # Homogeneous activations have φ(a·x) = a·φ(x) if a > 0.
 
 

@@ -40,11 +40,11 @@ class _Block:
     """Weights of some queries of some heads for some keys that these may see."""
 
     number: int
-    index: tuple[int, slice, slice]  # The index of a block selects a row of the batch, heads and queries.
+    index: tuple[int, slice, slice]  # A block's index selects a row of the batch, heads and queries.
     keys: slice
     key: Tensor  # Keys of the block are [heads, keys, head_dim].
     value: Tensor
-    mask: Tensor | None  # The mask is bool [1, queries or 1, keys] if visible keys have holes.
+    mask: Tensor | None  # The mask of a block is bool [1, queries or 1, keys] if its visible keys have holes.
     diagonal: int | None  # Query t sees keys of the block up to diagonal + t, or with None those of the mask, or all.
 
     def take(self, states: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
 from os import environ
 from types import ModuleType
 
-# The environment variable names a repository of kernels, "owner/name"; without it nothing is downloaded.
+# The environment variable RELUFORMERS_KERNELS names a repository of kernels, "owner/name"; without it nothing is
+# downloaded.
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"
 # `NATIVE_INTERFACE` must equal `INTERFACE` of native/__init__.py, and is the version of a kernel repository.
 NATIVE_INTERFACE = 6

@@ -102,7 +102,7 @@ class Translator:
         if config._attn_implementation not in _BACKENDS:
             raise Unknown(f"attn_implementation is {config._attn_implementation!r}")
         self.known: tuple | None = None  # `known` holds the last `Call` of search.py with its result.
-        self.refusal: str | None = None  # `refusal` says how a comparison with PyTorch failed.
+        self.refusal: str | None = None  # `refusal` says how a comparison of compiled code with PyTorch failed.
         self.kept: list[Any] = []
         self.derived: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.read: dict[nn.Module, None] = dict.fromkeys((model, model.model))
@@ -351,7 +351,7 @@ class Translator:
         if parts <= self.proven or self.is_packed:
             return
         model = self.seen[0].module
-        # The parts count as proven before the proof runs, as `encode` comes here again.
+        # The parts of a model count as proven before the proof runs, as `encode` leads to the proof again.
         self.proven = self.proven | parts
         vars(model)[_PROVEN] = self.structure, self.proven
         if model.dtype != torch.float32:
@@ -525,7 +525,7 @@ class SearchOptions(NamedTuple):
     early_stopping: bool | str  # Early stopping is as in `generate`, but "never" only with a length penalty above 0.
     alpha: float
     offset: int
-    is_renormalized: bool = False  # If renormalised, log P is taken over the tokens that no rule forbids.
+    is_renormalized: bool = False  # If `is_renormalized`, log P is taken over the tokens that no rule forbids.
 
     def penalties(self, length: int | Tensor) -> float | Tensor:
         """What log P of n new tokens is divided by: ((n + offset) / (1 + offset))^α."""
@@ -561,12 +561,12 @@ def _check_fields(config: Any, known: str) -> None:
 def _check_names(module: nn.Module, known: str) -> None:
     """Look for parameters, buffers, modules and attributes that the compiled code would leave out."""
     owners = [module._parameters, module._buffers, module._modules]
-    # Attributes of a transformers model are not compared, because they change with its version.
+    # Attributes of a transformers model are not checked, because they change with its version.
     if not hasattr(module, "config"):
         owners.append({name: value for name, value in vars(module).items() if not name.startswith("_")})
     names = {name for owner in owners for name, value in owner.items() if value is not None} - {"training"}
     if type(module) is nn.Embedding:
-        # `_look_at` checks max_norm of an embedding.
+        # `_look_at` checks an embedding's max_norm, so it is allowed.
         names -= {"max_norm", "norm_type", "scale_grad_by_freq", "sparse", "padding_idx"}
     unknown = names - set(known.split())
     if unknown:

@@ -204,7 +204,7 @@ class _SumToOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, output, row_sums):
-        # A row whose weights sum to 0 has the output 0, and so has its gradient.
+        # A row whose weights sum to 0 has the output 0 and a gradient of 0.
         divisor = row_sums.masked_fill(row_sums == 0, torch.inf)[..., None]
         output = (output / divisor).to(output.dtype)
         ctx.save_for_backward(output, divisor)
@@ -284,7 +284,7 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    # The checks are written so that torch.compile can trace them.
+    # Arguments are checked by code that torch.compile can trace.
     known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")

@@ -12,7 +12,7 @@ from .compiled import native
 from .tensors import NAMESPACE, is_dispatched, is_traced
 
 _PLAIN = (Tensor, nn.Parameter)
-FEWEST_NUMBERS = 2**14  # For fewer numbers, a call of a compiled norm costs more than it saves.
+FEWEST_NUMBERS = 2**14  # For fewer than `FEWEST_NUMBERS` numbers, a call of a compiled norm costs more than it saves.
 
 
 def norm(
@@ -34,7 +34,7 @@ def norm(
 
 def _is_taken(states: Tensor, gain: Tensor | None, gate: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
-    if is_traced():  # torch.compile fuses norms itself.
+    if is_traced():  # torch.compile fuses PyTorch's norms itself.
         return False
     device = states.device
     width = states.shape[-1]

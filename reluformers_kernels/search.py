@@ -38,7 +38,8 @@ from .decoder import SearchOptions, Translator, Unknown, are_tokens
 # The compiled search allows `tokenizer` as input, because `generate` reads `stop_strings` with it, which become a
 # stopping criterion.
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
-# transformers' search calls both methods at each step, and the compiled search does not.
+# transformers' search calls `prepare_inputs_for_generation` and `_update_model_kwargs_for_generation` at each step,
+# and the compiled search does not.
 _STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 # Options of `generate` that can be compared have plain types; a bool is an int.
 _PLAIN = (int, float, str, list, tuple, dict, type(None))
