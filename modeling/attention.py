@@ -163,10 +163,10 @@ def fused_attention(
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         # The entropy of weights needs whole rows, which PyTorch's fused softmax never holds.
         if statistics != "all" and not is_written_out:
-            return attention_by_pytorch(*arguments)
+            return attention_by_sdpa(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
-            return attention_by_pytorch(*arguments)
+            return attention_by_sdpa(*arguments)
     # Attention from one query gains from kernels only if these save copies of keys, which several heads share or which
     # lie in pages.
     elif (
@@ -236,7 +236,7 @@ def attention_in_blocks(
     return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
 
 
-def attention_by_pytorch(
+def attention_by_sdpa(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Compute softmax, in which θ cancels, or softmax1 without statistics, by `scaled_dot_product_attention`.

@@ -166,15 +166,19 @@ class InterfaceAttention(AttentionVariant):
         if config.value_norm == "l2":
             value = unit_length(value)
         # A model that passes a scale of 1 has multiplied its queries by `module.scaling` already.
-        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0
+        applied_scale = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0
         if self.query_norm is not None:  # A norm of the queries removes the factor by which the model multiplied them.
-            query, key = self.query_norm(query), self.key_norm(key)
-            scaling, own = (own if scaling == 1 else scaling), 1.0
+            query = self.query_norm(query)
+            key = self.key_norm(key)
+            if scaling == 1:
+                scaling = applied_scale
+            applied_scale = 1.0
         if config.score == "cosine":  # The cosine is taken between normalised queries and keys.
-            query, key = unit_length(query), unit_length(key)
+            query = unit_length(query)
+            key = unit_length(key)
             scaling = config.initial_scale(query.shape[-1])
         elif scaling is None or config.scale is not None:
-            scaling = config.initial_scale(query.shape[-1]) / own
+            scaling = config.initial_scale(query.shape[-1]) / applied_scale
         if config.exclusive_output and mask.causal_offset != key.shape[2] - query.shape[2]:
             raise ValueError("exclusive_output is for causal attention, without a static cache and a ready mask")
         formula = self.formula(
@@ -252,7 +256,7 @@ def _parts_of_one_text(
     """
     names = dict(parts or ())
     texts = names.get("packed", {}).get("packed_sequence_mask")
-    # To transformers, the positions of the two pieces look like two packed texts.
+    # Positions begin anew at the second piece, which transformers takes for the start of another packed text.
     if texts is not None and texts.diff().count_nonzero(1).max() <= 1:
         parts = [part for part in parts if part[0] not in ("packed", "remapped")]
         names.pop("packed")

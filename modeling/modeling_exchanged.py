@@ -28,7 +28,7 @@ from .attention_interface import InterfaceAttention, register
 from .normalization import NormGate
 
 SUBMODULE = "exchanged_attention"
-IMPLEMENTATION = "reluformers_exchanged"  # Every attention module of an exchanged model has this attention by name.
+IMPLEMENTATION = "reluformers_exchanged"  # `attn_implementation` of every model whose softmax was exchanged.
 
 
 class Caller:  # torch.compile does not take a SimpleNamespace.

@@ -374,7 +374,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         for name, mask in masks.items():
             if mask is not None:
                 written_under.add(name)
-            elif name in written_under and int(cache.get_seq_length()) == 0:  # An empty cache has been reset.
+            elif name in written_under and int(cache.get_seq_length()) == 0:
+                # A cache that was written and is empty again has been reset, and may begin without the mask.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -515,7 +516,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
-            # A loaded output layer keeps its mark as initialised; otherwise `post_init` draws it anew.
+            # Without this mark `post_init` would replace loaded weights of the output layer by random ones.
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)
         self.lm_head = value
 

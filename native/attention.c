@@ -467,7 +467,7 @@ static __attribute__((noinline)) void multiply_sparse_transposed(int64_t rows, i
   for (int64_t r = 0; r < rows; ++r, a += a_row, b += width) BY_EIGHTS(SPREAD)
 }
 
-// -------------------------------------------------------- Rows of states are copied side by side into scratch memory.
+// -------------------------------------- Scattered rows of queries, keys and values are copied to contiguous memory.
 
 INLINE float row_factor_of(const Call *call, int64_t head, int64_t row) {
   if (!call->row_factors) return 1;

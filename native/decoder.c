@@ -40,7 +40,8 @@ enum {
 typedef struct {  // A linear map computes y = x·Wᵀ + b.
   const void *weight;                   // The weights W are [out, in], or NULL if W is int8.
   const int8_t *packed;                 // Integer weights W are [out / 16, in / 4, 16, 4], filled up with zeros.
-  const float *scales, *sums;  // Each output of int8 weights W has a scale [out up to a multiple of 16], and Σ_j W_ij.
+  // Each output i of int8 weights has a scale, and the sum Σ_j W_ij, which removes the offset of unsigned inputs.
+  const float *scales, *sums;
   const float *factors;                 // Factors [out] multiply the outputs of a linear map, or are NULL.
   const float *bias;                    // The bias b of a linear map is [out], or NULL.
   int64_t in, out, is_bfloat16;
@@ -50,7 +51,7 @@ enum { NO_NORM, LAYER_NORM, RMS_NORM, UNIT_LENGTH };
 
 typedef struct {
   const float *gain, *bias, *gate;  // Gain, bias and gate of a norm have the shape [width], or are NULL.
-  const float *factor;              // A norm's factor multiplies all numbers, or is NULL.
+  const float *factor;              // The factor of a norm is one number for all its outputs, or NULL.
   float eps;
   int32_t kind;
 } Norm;
@@ -119,7 +120,7 @@ typedef struct {
   const Rule *rules;
   const int32_t *ends;         // A translation ends with one of the end tokens.
   const float *penalties;      // The n-th penalty divides log P of a translation of n tokens [longest + 1].
-  float *shown_logits;  // Logits of the first row after the prompt are copied to `shown_logits` unless it is NULL.
+  float *shown_logits;  // Logits of the first beam after the prompt, to compare with those of PyTorch, or NULL.
   uint8_t *is_broken;          // A part sets its flag to 1 at an infinity or a NaN, which comparisons would ignore.
   float *scratch;              // Scratch memory has the shape [parts, scratch_size].
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
@@ -370,7 +371,7 @@ static Input input_of(const Work *work, const Linear *map, const float *x, int64
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    if (broken != 0) {  // A broken row is not rounded, because converting NaN to an integer is undefined.
+    if (broken != 0) {  // A row with NaN or ∞ is not rounded to int8, because C leaves that undefined.
       *work->is_broken = 1;
       continue;
     }
@@ -1013,7 +1014,7 @@ int64_t translate_scratch(const Search *search) {
   return most;
 }
 
-// Keys and values of the source do not change while decoding, so they are made once for all layers.
+// Each layer's keys and values of the source do not change while decoding, so they are made once, before it.
 static void encode_source(const Search *search, const Work *work, int64_t first, int64_t last) {
   int64_t padded = work->width, source_tokens = search->starts[search->sentences];
   for (int64_t s = first; s < last;) {

@@ -227,7 +227,7 @@ INLINE hvec to_bfloat16(vec numbers) {
 #endif
 }
 
-// Products of bfloat16 pairs read 32-bit words, so `pack_pairs` puts a number of each vector into one word.
+// The bfloat16 product reads words of two numbers, so `pack_pairs` interleaves two vectors.
 INLINE vec pack_pairs(vec first, vec second) {
   uvec low = __builtin_convertvector(to_bfloat16(first), uvec);
   uvec high = __builtin_convertvector(to_bfloat16(second), uvec);

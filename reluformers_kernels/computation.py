@@ -53,7 +53,8 @@ def choose_computation(
         is_one_start = hides_keys and query.device.type == "cuda" and value.shape[2] <= LONG_KEYS
         return "triton" if is_one_start and _is_triton(query, value, activation) else "single_query"
     if may_write_out and is_sparse and options.needed_statistics != "none":
-        return None  # The statistics of sparsemax and 1.5-entmax would have no gradients in a fused computation.
+        # PyTorch computes statistics of sparsemax and 1.5-entmax, because fused code gives them no gradients.
+        return None
     # Compiled code is chosen before plain weights for few keys, because that rule is for CPUs without compiled code.
     if _is_native(query, value, activation, options.causal_offset is not None):
         return "native"

@@ -177,7 +177,7 @@ class Translator:
 
     def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
         """Numbers in float32 that are computed anew for each call."""
-        # Numbers made in inference mode could not be written to by a later call outside of it.
+        # Inference mode is left here, because a later call outside of it could not write to tensors made in it.
         with torch.inference_mode(False):
             numbers = compute().detach().float().clone()
         self.derived.append((compute, numbers))

@@ -262,7 +262,7 @@ def find_options(
 ) -> SearchOptions:
     """Read the options of a search; raises `Unknown` for a processor, criterion or penalty that C does not know."""
     beams = config.num_beams
-    rules, is_renormalized = find_rules(logits_processor)
+    rules, is_renormalized = read_search_rules(logits_processor)
     vocabulary = model.lm_head.out_features
     if not all(0 <= token < vocabulary for tokens, *_, is_forced in rules if is_forced for token in tokens):
         raise Unknown("a forced token that the vocabulary does not have")
@@ -307,8 +307,13 @@ def find_options(
     )
 
 
-def find_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[int], int, int, bool]], bool]:
-    """Read which tokens logits processors force or ban at which lengths, and whether log P are renormalized."""
+def read_search_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple[list[int], int, int, bool]], bool]:
+    """Read what transformers' logits processors ask of the compiled search; `Unknown` if it cannot do one of them.
+
+    Returns:
+        Rules (tokens, first length, last length + 1, whether the tokens are forced or banned), and whether log P are
+        normalised again over the tokens that no rule bans.
+    """
     rules = []
     is_renormalized = False
     for processor in logits_processor:

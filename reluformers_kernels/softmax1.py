@@ -29,7 +29,7 @@ def softmax1(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor | None:
-    """Compute softmax1 by fused code: output like the queries, in the dtype of autocast where on; None without code.
+    """Compute softmax1 by fused code: output like the queries, in the dtype of autocast; None if no code takes them.
 
     Args:
         query, key, value: [batch, heads, length, width].

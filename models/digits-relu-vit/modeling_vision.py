@@ -277,7 +277,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         return self.training and self.config.has_regularizer
 
     def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+        """Compute the weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
@@ -588,7 +588,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         interpolate_pos_encoding: bool = True,
         **kwargs,
     ) -> VisionTransformerClassifierOutput:
-        r"""Class logits, and with labels the loss.
+        r"""Compute class logits of images, and with labels the loss.
 
         loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of the sum
         over classes (or mean, by `multi_label_reduction`) of the binary cross-entropies, in training with label
@@ -618,7 +618,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         )
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
+        """Compute the mean loss of images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
         given, labels, logits = labels, labels.to(logits.device), at_least_float32(logits)
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 
 def strict_fields(cls: type) -> type:
-    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
+    """Check a dataclass's fields as `@strict` of huggingface_hub does, aliases too, with `ValueError`s of one line.
 
     Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
@@ -212,8 +212,7 @@ class AttentionConfig:
         """
         if isinstance(value, str):
             value = {"preset": value}
-        # An `AttentionConfig` may be the class of that name in a saved folder's code, so it is known by its methods.
-        elif hasattr(value, "to_dict"):
+        elif hasattr(value, "to_dict"):  # The class may be the `AttentionConfig` of a saved folder's code.
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
@@ -361,7 +360,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # Names are checked, because transformers would keep keywords that it does not know, in silence.
+        # Names of keywords are checked, because transformers would keep unknown ones in silence.
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)

@@ -433,7 +433,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         return self.training and self.config.has_regularizer
 
     def regularize(self, sites: list[SiteRows] | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+        """Compute the weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
         Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
@@ -492,7 +492,7 @@ def padding_mask(
 def causal_mask(
     query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
 ) -> AttentionMask:
-    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+    """Make the mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
 
     Args:
         query_len: number of new tokens.
@@ -612,7 +612,7 @@ class DecoderLayer(TransformerLayer):
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, ...]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `RowStatistics` of its two sites."""
+        """Run one decoder layer: hidden states [batch, length, hidden_size], and `RowStatistics` of its two sites."""
         branch, _, self_rows = self.self_attn(
             self.branch_input(self.self_attn_norm, hidden_states),
             past_key_values=past_key_values,
@@ -880,7 +880,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         for name, mask in masks.items():
             if mask is not None:
                 written_under.add(name)
-            elif name in written_under and int(cache.get_seq_length()) == 0:  # An empty cache has been reset.
+            elif name in written_under and int(cache.get_seq_length()) == 0:
+                # A cache that was written and is empty again has been reset, and may begin without the mask.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -938,7 +939,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerOutput:
-        """Encode the source unless `encoder_outputs` are given, and decode.
+        """Encode the source unless `encoder_outputs` are given, and decode the target.
 
         Args:
             input_ids: [batch, source_len].
@@ -1021,7 +1022,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
-            # A loaded output layer keeps its mark as initialised; otherwise `post_init` draws it anew.
+            # Without this mark `post_init` would replace loaded weights of the output layer by random ones.
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)
         self.lm_head = value
 
@@ -1087,7 +1088,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerLMOutput:
-        r"""Next-token logits, and with labels the loss.
+        r"""Compute logits of the next tokens, and with labels the loss.
 
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
@@ -1138,7 +1139,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         regularization_loss: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
+        """Compute cross-entropy per target token, smoothed in training, plus this batch's share of the regulariser."""
         labels = labels.to(logits.device)
         # The cross-entropy stays a sum here, because the divisor may count tokens of other batches and processes too.
         cross_entropy = functional.cross_entropy(

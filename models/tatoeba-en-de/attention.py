@@ -682,7 +682,7 @@ class SiteRows:
 
 
 def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tensor:
-    r"""Sums over the rows of real queries of all layers and sites, made at once, which takes few operations.
+    r"""Sum the regulariser's terms over the rows of real queries of all layers and sites, at once in few operations.
 
     With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
@@ -796,7 +796,7 @@ class AttentionFormula:
 def eager_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+    r"""Compute attention o_i = Σ_j s_ij v_j with every weight s_ij kept: the reference in plain PyTorch.
 
     Args:
         formula: how weights follow from scores.
@@ -855,7 +855,7 @@ KNOWS_FIELDS = {
 def fused_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
+    """Compute attention by the fastest exact way, mostly in memory linear in the length, and keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
     # An exported program must hold plain operators of PyTorch alone, so it has the reference.
@@ -868,10 +868,10 @@ def fused_attention(
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         # The entropy of weights needs whole rows, which PyTorch's fused softmax never holds.
         if statistics != "all" and not is_written_out:
-            return attention_by_pytorch(*arguments)
+            return attention_by_sdpa(*arguments)
     elif attention.activation == "softmax1":
         if statistics == "none" and mask.query_len > 1:
-            return attention_by_pytorch(*arguments)
+            return attention_by_sdpa(*arguments)
     # Attention from one query gains from kernels only if these save copies of keys, which several heads share or which
     # lie in pages.
     elif (
@@ -888,7 +888,7 @@ def fused_attention(
 def attention_by_kernels(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput | None:
-    """Compute the same by the library's kernels; None where they have none, or are no faster than the reference."""
+    """Compute attention by the library's kernels; None where they have none, or are no faster than the reference."""
     threshold, normalizer = formula.current_threshold(mask, query), formula.attention.normalizer
     # A divisor of a whole row cancels if the row is divided by its sum.
     divisor = None if normalizer == "sum" else formula.length_divisor(mask, query.dtype)
@@ -941,7 +941,7 @@ def attention_in_blocks(
     return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
 
 
-def attention_by_pytorch(
+def attention_by_sdpa(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Compute softmax, in which θ cancels, or softmax1 without statistics, by `scaled_dot_product_attention`.
@@ -1086,7 +1086,7 @@ class AttentionVariant(nn.Module):
         is_cross: bool = False,
         is_scaled: bool = False,
     ) -> AttentionOutput:
-        """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
+        """Attend from queries to keys by a backend, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             # The scale multiplies the queries, because there are fewer of them than scores.

@@ -67,11 +67,11 @@ class Opened:
 
 
 def open_source(name_or_path: str | Path, **given: Any) -> Opened:
-    """Open the model to convert: read what it is and where its weights lie.
+    """Open a model of another architecture or of ours for conversion: read its configuration and weights.
 
     Args:
         name_or_path: folder or Hub id of a model of `SOURCES`, of a Vision Transformer of timm, or of one of ours.
-        given: fields of our configuration that hold whatever the source says.
+        given: fields of our configuration that override those of the source.
 
     Raises:
         ValueError: it has something that ours cannot compute.
@@ -176,7 +176,7 @@ def convert(
         folder: to write, whole or not at all.
         preset, sites: as in `build_model`.
         overwrite: whether to replace a folder that is there.
-        given: fields of our configuration that hold whatever the source says.
+        given: fields of our configuration that override those of the source.
     """
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)

@@ -32,7 +32,7 @@ class Exporter:
     """How models of a task are exported, opened again and compared.
 
     Args:
-        graphs: exports a model, as `onnx_graphs.export_graphs` does.
+        graphs: exports a model, as `onnx_graphs.export_translation_graphs` does.
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
         runner: class that opens the folder.
@@ -88,7 +88,7 @@ class _OnnxImages(ImageClassificationPipeline):
 
 
 TRANSLATION = Exporter(
-    graphs=onnx_graphs.export_graphs,
+    graphs=onnx_graphs.export_translation_graphs,
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
     languages=saved_languages,
@@ -99,7 +99,7 @@ TRANSLATION = Exporter(
     differing=lambda one, other: sum(a != b for a, b in zip(one, other, strict=True)),
 )
 IMAGES = Exporter(
-    graphs=images.export_graphs,
+    graphs=images.export_image_graphs,
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,
     languages=lambda model: (),

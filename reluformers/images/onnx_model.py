@@ -16,10 +16,10 @@ from reluformers.onnx.sessions import OnnxModel, Session
 NAME = "model"
 
 
-def export_graphs(
+def export_image_graphs(
     model: PreTrainedModel, precisions: tuple[str, ...], attentions: bool
 ) -> Iterator[tuple[str, str, onnx.ModelProto]]:
-    """Export the classifier for any number of images of its size; arguments as for translation.
+    """Export an image classifier as an ONNX graph for any number of images; arguments as for translation.
 
     Yields:
         Name, precision and graph.

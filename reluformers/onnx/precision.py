@@ -20,10 +20,10 @@ LARGEST_WEIGHT = 64
 
 
 def convert_precision(model: ModelProto, precision: str) -> ModelProto:
-    """Write a graph of float32 in another number format; inputs and outputs stay float32.
+    """Convert an ONNX graph of float32 to another number format; inputs and outputs stay float32.
 
     Args:
-        model: without graphs inside of it.
+        model: without subgraphs.
         precision: `"fp16"` for weights and computation; `"int8"` for embeddings and, in 7 bits, weights of products,
             with activations that are rounded as they come, by a scale for each row; `"q4"` for weights of products in
             4 bits, those of embeddings in 8; `"fp32"` for the same graph.

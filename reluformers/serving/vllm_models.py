@@ -77,7 +77,10 @@ class PagedAttention(CPUAttentionBackendImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Attend from the new tokens [tokens, heads, head_dim] of all requests to the cache; fill `output`."""
+        """Compute attention for vLLM on a CPU: new tokens of all requests attend to its paged cache; fill `output`.
+
+        vLLM writes keys and values into the cache before. Queries are [tokens, heads, head_dim].
+        """
         if attn_metadata is None:  # The first call only reserves memory.
             return output
         if output_scale is not None or output_block_scale is not None or attn_metadata.causal is not True:
@@ -86,7 +89,7 @@ class PagedAttention(CPUAttentionBackendImpl):
         lengths = attn_metadata.seq_lens
         counts = starts.diff().tolist()
         pages = _pages_of(kv_cache, query)
-        # Requests that read a prompt have as many new tokens as they like; all others are one batch.
+        # Prompts differ in their lengths, so each is a batch of its own; requests with one new token are one batch.
         batches = [[row] for row, count in enumerate(counts) if count > 1]
         batches.append([row for row, count in enumerate(counts) if count == 1])
         for rows in filter(None, batches):

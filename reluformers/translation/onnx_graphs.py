@@ -84,15 +84,15 @@ def _decode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor])
     }
 
 
-def export_graphs(
+def export_translation_graphs(
     model: PreTrainedModel, precisions: tuple[str, ...], attentions: bool
 ) -> Iterator[tuple[str, str, onnx.ModelProto]]:
-    """Export the encoder, and the decoder with its cache.
+    """Export a translation model as ONNX graphs: the encoder, and the decoder with its cache, in each precision.
 
     Rows of the target may be a multiple of the source's, as those of beams are.
 
     Args:
-        model: on the processor, in float32, with the attention "eager".
+        model: on the CPU, in float32, with the attention "eager".
         precisions: some of `SUFFIXES`.
         attentions: whether the weights of each layer are outputs too: `encoder_attentions.0`, ….
 
