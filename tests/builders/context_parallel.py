@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, MistralConfig
 
 from builders.models import KINDS, build_config, draw_images
-from builders.tensor_parallel import EXCHANGED, HEADS, LLAMA, NAMES, OWN, STILL, build_llama, moved
+from builders.tensor_parallel import EXCHANGED, HEADS, LLAMA, NAMES, OWN, STILL, build_llama, moved, tokens
 from reluformers import exchange_attention
 from reluformers.context_parallel import context_parallel, own_part
 from reluformers.modeling.context_parallel import own_rows
@@ -38,15 +38,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert_close(found[name], number, rtol=1e-6, atol=1e-8, msg=name)
 
 
-def tokens() -> dict[str, Tensor]:
-    ids = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(2))
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
 def check_causal(model: nn.Module, mesh: DeviceMesh) -> None:
-    model, batch = moved(model), tokens()
+    model, batch = moved(model), tokens(LENGTH)
     expected = backward(model(**batch).loss, model)
     part = own_part(batch, mesh)
     with context_parallel(model, mesh):
@@ -57,7 +50,7 @@ def check_causal(model: nn.Module, mesh: DeviceMesh) -> None:
 def check_encoder(mesh: DeviceMesh) -> None:
     torch.manual_seed(1)
     model = AutoModelForMaskedLM.from_config(BertConfig(**BERT), attn_implementation="entmax15_attention")
-    model, batch = moved(model).eval(), {"position_ids": torch.arange(LENGTH)[None], **tokens()}
+    model, batch = moved(model).eval(), {"position_ids": torch.arange(LENGTH)[None], **tokens(LENGTH)}
     del batch["labels"]
     expected = model(**batch).logits
     with context_parallel(model, mesh):
@@ -81,8 +74,8 @@ def check_translation(preset: str, mesh: DeviceMesh) -> None:
 
 def check_refused(mesh: DeviceMesh) -> None:
     """What would be computed of the rows of one process alone."""
-    model, batch = build_llama("relu_attention"), own_part(tokens(), mesh)
-    packed = {"input_ids": tokens()["input_ids"], "position_ids": torch.arange(LENGTH)[None] % 5}
+    model, batch = build_llama("relu_attention"), own_part(tokens(LENGTH), mesh)
+    packed = {"input_ids": tokens(LENGTH)["input_ids"], "position_ids": torch.arange(LENGTH)[None] % 5}
     with context_parallel(model, mesh):
         with pytest.raises(ValueError, match="one text"):
             model(**own_part(packed, mesh))

@@ -102,12 +102,16 @@ def build_llama(name: str) -> nn.Module:
     return AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA), attn_implementation=name)
 
 
-def check_llama(model: nn.Module, folder: Path) -> None:
-    ids = torch.randint(3, 90, (2, 11), generator=torch.Generator().manual_seed(2))
+def tokens(length: int) -> dict[str, Tensor]:
+    """Two rows, of which the second is padded on the left."""
+    ids = torch.randint(3, 90, (2, length), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-    check(moved(model), batch, folder, [{"num_beams": 3}])
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def check_llama(model: nn.Module, folder: Path) -> None:
+    check(moved(model), tokens(11), folder, [{"num_beams": 3}])
 
 
 def check_refused(folder: Path) -> None:

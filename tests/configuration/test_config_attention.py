@@ -1,6 +1,5 @@
 """AttentionConfig: presets, reading, checks, round trips."""
 
-import json
 import math
 
 import pytest
@@ -36,9 +35,7 @@ def test_presets_are_the_rows_of_the_papers(preset, expected):
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
-def test_preset_round_trips(preset):
-    config = AttentionConfig.parse(preset)
-    assert AttentionConfig.parse(json.loads(json.dumps(config.to_dict()))) == config
+def test_a_preset_has_its_name(preset):
     # whatever the length that belongs to the data
     assert AttentionConfig.parse({"preset": preset, "scale_length": 75}).preset_name == preset
     assert AttentionConfig.parse({"preset": preset, "output_norm_eps": 7}).preset_name is None
@@ -54,7 +51,7 @@ def test_parse_leaves_what_it_is_given_alone():
     assert "threshold" not in ATTENTION_PRESETS["rela-g"]
 
 
-@pytest.mark.parametrize("value", ["relaformer", {"preset": "reluformer", "beta": 1.0}, None, 3, ["softmax"]], ids=str)
+@pytest.mark.parametrize("value", ["relaformer", {"preset": "reluformer", "beta": 1.0}, None, 3, ["softmax"]])
 def test_parse_refuses_what_it_does_not_know(value):
     with pytest.raises(ValueError, match=r"[aA]ttention"):
         AttentionConfig.parse(value)

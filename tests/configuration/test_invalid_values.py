@@ -88,7 +88,7 @@ OUT_OF_RANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("owner", "fields"), OUT_OF_RANGE, ids=str)
+@pytest.mark.parametrize(("owner", "fields"), OUT_OF_RANGE)
 def test_a_value_out_of_its_range_is_refused_by_the_name_of_its_field(owner, fields):
     with pytest.raises(ValueError, match=rf"\b{next(iter(fields))}\b") as caught:
         owner(**fields)
@@ -108,7 +108,7 @@ LEARNED = [
 ]
 
 
-@pytest.mark.parametrize("options", LEARNED, ids="-".join)
+@pytest.mark.parametrize("options", LEARNED)
 def test_every_parameter_of_a_valid_configuration_has_a_gradient(options):
     """DDP waits for the gradient of every parameter."""
     tokens = torch.randint(4, 20, (2, 5))

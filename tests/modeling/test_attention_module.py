@@ -30,7 +30,7 @@ def draw(*shape: int) -> torch.Tensor:
     return 2 * torch.randn(*(shape or (2, LENGTH, WIDTH)), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluformer", "rela-g"])
 def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
     """Not the rounding, which an output norm would make as large as any output."""
@@ -65,7 +65,7 @@ def test_autocast_is_finite_and_near(preset, backend):
     assert all(part.grad is None or part.grad.isfinite().all() for part in (hidden, *module.parameters()))
 
 
-@pytest.mark.parametrize("shape", [(7,), (7, 7), (2, 1, 7, 1), (2, 3, 1, 7), (2, 1, 1, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (7, 7), (2, 1, 7, 1), (2, 3, 1, 7), (2, 1, 1, 7)])
 def test_masks_broadcast(shape, monkeypatch):
     layer = MultiHeadAttention(12, 3, "relu-vit")
     states = torch.randn(2, 7, 12)

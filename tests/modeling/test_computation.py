@@ -62,7 +62,6 @@ def test_every_activation_has_a_computation(activation):
         ("blocks", "blocks", {"activation": "gelu"}),
         (None, None, {"activation": "softmax"}),
     ],
-    ids=str,
 )
 def test_compiled_code_goes_first(expected, compiled, options, monkeypatch):
     options = {"activation": "relu", **options}

@@ -32,7 +32,6 @@ def build(activation, inner=INNER, **options):
         {"feed_forward_norm": "layer_norm", "norm_eps": 1e-3, "feed_forward_temperature": 2.5},
         {"swish_beta": 1.7, "learned_swish_beta": True},
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("activation", FEED_FORWARD_ACTIVATIONS)
 def test_values_and_gradients_are_those_of_the_formula(activation, options):

@@ -83,7 +83,7 @@ def test_autocast_computes_in_its_dtype():
     torch.testing.assert_close(exact.float(), expected)  # autocast leaves float64 alone
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.1, "is_causal": True}, {"activation": "gelu"}], ids=str)
+@pytest.mark.parametrize("options", [{"dropout": 0.1, "is_causal": True}, {"activation": "gelu"}])
 def test_no_tensor_grows_with_the_square_of_the_length(options, monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**11)
     monkeypatch.setattr(computation, "native", None)  # whose threads have scratch memory of a fixed size

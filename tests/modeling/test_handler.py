@@ -158,7 +158,6 @@ def refuse(handler, body) -> str:
             )
         ),
     ],
-    ids=lambda body: None,
 )
 def test_bad_bodies_are_refused(translate, body):
     refuse(translate, body)
@@ -174,7 +173,6 @@ def test_bad_bodies_are_refused(translate, body):
         (Image.new("RGB", (1, 51)), "50 times"),  # it is refused before it is enlarged
         (Image.new("RGB", (0, 4)), ""),
     ],
-    ids=lambda value: None,
 )
 def test_what_is_no_image_is_refused(classify, image, message):
     assert message in refuse(classify, {"inputs": image})

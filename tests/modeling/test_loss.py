@@ -69,16 +69,6 @@ def test_every_form_of_a_mask_regularizes_the_same():
     torch.testing.assert_close(model(**batch).regularization_loss, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_labels_are_integers_of_any_type(kind):
-    model = build_model("relu", kind)
-    batch = KINDS[kind].draw()
-    batch["labels"] = batch["labels"].clamp_min(0)
-    expected = model(**batch).loss
-    batch["labels"] = batch["labels"].to(torch.uint8)
-    assert torch.equal(model(**batch).loss, expected)
-
-
 def test_word_dropout_hides_source_and_target_words_in_training_only():
     model = build_model(word_dropout=0.99)
     batch = draw_pairs()

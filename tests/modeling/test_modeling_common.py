@@ -8,14 +8,11 @@ import torch
 from builders.models import (
     FAMILY_MODELS,
     KINDS,
-    PRESETS,
     all_family_models,
     build_config,
     build_model,
     logits_of,
 )
-from reluformers.configuration import configuration_attention
-from reluformers.modeling import attention_functions
 from reluformers.modeling.attention import MultiHeadAttention
 
 RICH = {
@@ -95,7 +92,6 @@ def test_names_of_parameters_that_folders_of_format_1_lack():
 @pytest.mark.parametrize(
     ("model", "dtype"),
     list(zip(FAMILY_MODELS, itertools.cycle([torch.bfloat16, torch.float16]), strict=False)),
-    ids=str,
 )
 def test_half_precision_stays_finite_and_near(model, dtype):
     kind, preset = model
@@ -218,23 +214,3 @@ def test_the_null_rate_is_told_where_it_is_asked_for(kind, preset):
         output = model.train(is_training)(**batch, output_null_rate=True)
         assert 0 <= output.null_rate <= 1
         assert (output.regularization_loss is None) != (is_training and model.config.has_regularizer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_new_variant_needs_no_line_in_any_model(kind, monkeypatch, tmp_path):
-    """A function in the table and a preset: every kind of model has it."""
-    monkeypatch.setitem(configuration_attention.AttentionConfig.__validators__, "activation", [])
-    monkeypatch.setitem(configuration_attention.ATTENTION_PRESETS, "linear-attention", {"activation": "exponential"})
-    monkeypatch.setitem(
-        attention_functions.ATTENTION_ACTIVATIONS,
-        "exponential",
-        lambda scores, mask: attention_functions.apply_masked(torch.exp, scores, mask),
-    )
-    model = build_model("linear-attention", kind)
-    expected = logits_of(model)
-    assert all(not torch.allclose(expected, logits_of(build_model(preset, kind))) for preset in PRESETS)
-    model.save_pretrained(tmp_path)
-    loaded = KINDS[kind].auto_class.from_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(loaded), expected)
-    loaded.train()(**KINDS[kind].draw()).loss.backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in loaded.parameters())

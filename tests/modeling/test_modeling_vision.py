@@ -91,7 +91,6 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
         ("softmax", {"norm_position": "post"}),
         *(("softmax", {"norm_after_pooling": True, "pooling": pooling}) for pooling in POOLINGS),
     ],
-    ids=str,
 )
 def test_forward_is_the_naive_one(preset, fields):
     model = build_model(preset, "vision", **fields).double()
@@ -223,7 +222,6 @@ def test_one_label_is_a_regression_unless_another_problem_is_named():
         *({"labels": torch.eye(3, 5).masked_fill(torch.eye(3, 5).bool(), share)} for share in (255.0, torch.nan)),
         {"labels": torch.zeros(3, 9)},
     ],
-    ids=lambda inputs: None,
 )
 def test_bad_inputs_are_refused(inputs, problem):
     with pytest.raises((ValueError, RuntimeError)):

@@ -57,7 +57,6 @@ def test_both_devices_learn_the_same(kind, preset):
         {"exclusive_output": True},
         {"score": "cosine", "activation": "relu2", "threshold": 0.5, "threshold_form": "sqrt_log_length"},
     ],
-    ids=str,
 )
 def test_exchanged_attention_on_both_devices(attention):
     torch.manual_seed(0)

@@ -35,13 +35,13 @@ def instruction_set(request, monkeypatch) -> str:
 
 
 @needs_code
-@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0), (1, 1, 4, 4, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0), (1, 1, 4, 4, 256)])
 def test_ends_of_the_shapes(shape, instruction_set):
     compare(draw(*shape), activation="identity", scale=0.1, causal_offset=0, needed_statistics="all", passes=PASSES)
 
 
 @needs_code
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", native.DTYPES)
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
 def test_outputs_do_not_depend_on_the_number_of_threads(dtype, threshold, instruction_set, threads):
     query, key, value, _ = draw(1, 2, 700, 600, 16, dtype)
@@ -131,7 +131,7 @@ def test_another_default_device_does_not_matter():
 
 
 @needs_code
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", native.DTYPES)
 @pytest.mark.parametrize("activation", ["relu", "entmax15"])
 @pytest.mark.parametrize("query_len", [1, 5])
 def test_keys_in_pages_are_those_that_lie_side_by_side(query_len, activation, dtype, instruction_set):

@@ -126,7 +126,7 @@ def test_values_and_gradients(case, monkeypatch, threads):
         near(found, right, tolerance, name)
 
 
-@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("name", ["gated_rms_norm", "gated_layer_norm", "rms_norm", "scale_norm"])
 def test_zero_vector_stays_zero_with_finite_gradients(name, dtype):
     # the gradient at 0 is g/√ε, or g/ε with ScaleNorm: ε is large enough for it to fit into fp16
@@ -138,7 +138,7 @@ def test_zero_vector_stays_zero_with_finite_gradients(name, dtype):
     assert all(x.grad.isfinite().all() for x in (hidden, *module.parameters()))
 
 
-@pytest.mark.parametrize("dtype", TAKEN_TYPES if IS_INTERPRETED else WIDE, ids=str)
+@pytest.mark.parametrize("dtype", TAKEN_TYPES if IS_INTERPRETED else WIDE)
 @pytest.mark.parametrize("computed_by", ["triton"] if IS_INTERPRETED else ["plain", *BUILT])
 def test_lengths_of_extreme_rows(computed_by, dtype, monkeypatch):
     compute_by(computed_by, monkeypatch)

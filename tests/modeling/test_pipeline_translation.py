@@ -45,13 +45,6 @@ def assert_equal_answers(ones: list[dict], others: list[dict]) -> None:
         assert [link["weight"] for link, _ in pairs] == pytest.approx([link["weight"] for _, link in pairs], abs=1e-5)
 
 
-def test_translation_is_that_of_generate(pipe, tokenizer):
-    for options in ({"max_new_tokens": 12}, {"num_beams": 3, "max_new_tokens": 5}):
-        tokens = pipe.model.generate(**tokenizer(TEXTS[1], return_tensors="pt"), **options)
-        expected = [{"translation_text": tokenizer.decode(tokens[0], skip_special_tokens=True)}]
-        assert pipe(TEXTS[1], **options) == expected
-
-
 @pytest.mark.parametrize("padding_side", ["right", "left"])
 def test_batches_give_what_single_texts_give(tokenizer, padding_side):
     pipe = make_pipeline(tokenizer)
@@ -83,8 +76,8 @@ def test_every_token_of_a_real_encoding_has_its_word(tokenizer):
 
 
 def test_memory_of_alignments_does_not_grow_with_words_that_are_cut(pipe, tokenizer):
-    """25,000 words on both sides took gigabytes: a sum for each pair of words, whatever the model had read."""
-    text = "old dog " * 12_500
+    """There is no sum for each pair of words, whatever the model has read."""
+    text = "old dog " * 500
     words, places = split_text(tokenizer, text, tokenizer(text)["input_ids"][:LIMIT])
     assert len(words) <= LIMIT
     assert max(places) <= len(words)
@@ -166,7 +159,6 @@ def test_opens_by_name_and_by_config_in_a_clean_process(separate_folder, tmp_pat
         ({"max_new_tokens": 12}, {"max_length": 5}, 4),
         ({"max_length": 13}, {"max_new_tokens": 20}, 20),
     ],
-    ids=str,
 )
 def test_length_of_the_translation(tokenizer, options, expected, saved):
     """A model that never ends: what is asked for goes before the rule, and the rule before what is saved."""

@@ -178,7 +178,6 @@ ONLY_FOR_BEAMS = {"early_stopping", "length_penalty", "num_return_sequences"}
 @pytest.mark.parametrize(
     ("options", "beams"),
     [(options, beams) for options in OPTIONS for beams in (1, 4) if beams > 1 or not ONLY_FOR_BEAMS & options.keys()],
-    ids=str,
 )
 def test_options_mean_the_same(options, beams):
     model = trained_like("rela-g")
@@ -338,7 +337,7 @@ def build_formula(attentions, parts):
 
 
 @needs_code
-@pytest.mark.parametrize(("attentions", "parts"), FORMULAS, ids=lambda part: str(part)[:60])
+@pytest.mark.parametrize(("attentions", "parts"), FORMULAS)
 def test_every_formula_is_that_of_pytorch(attentions, parts):
     # transformers 5.17 takes the vocabulary of the sources for that of the targets, and ends in an error of shapes
     beams = 1 if "decoder_vocab_size" in parts[2] else 3
@@ -346,7 +345,7 @@ def test_every_formula_is_that_of_pytorch(attentions, parts):
 
 
 @needs_code
-@pytest.mark.parametrize(("attentions", "parts"), FORMULAS, ids=lambda part: str(part)[:60])
+@pytest.mark.parametrize(("attentions", "parts"), FORMULAS)
 def test_bfloat16_translates_as_float32_does_with_the_same_rounded_weights(attentions, parts):
     """Each attention at another site than in float32."""
     model = build_formula([*attentions[1:], attentions[0]], parts).to(torch.bfloat16)
@@ -405,7 +404,6 @@ def with_another_config_of_a_side(model):
         with_inputs_of_its_own,
         with_processors_of_its_own,
     ],
-    ids=lambda change: change.__name__,
 )
 def test_a_model_may_change_between_two_calls(change):
     model = trained_like("qknorm", tying="none", scale_embedding=True)
@@ -449,7 +447,6 @@ def with_new_field(model):
         with_weight_as_attribute,
         with_shortened_rows,
     ],
-    ids=lambda change: change.__name__,
 )
 def test_what_is_not_read_goes_on_in_pytorch(change):
     model = trained_like("reluformer")
@@ -502,7 +499,6 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
         {"stop_strings": ["cd"], "tokenizer": train_tokenizer(["abcdef"] * 4, VOCABULARY, min_frequency=1)},
         {"streamer": mock.Mock(), "num_beams": 1},
     ],
-    ids=lambda options: "-".join(options),
 )
 def test_options_that_are_not_known_go_to_transformers(options):
     check_left_to_transformers(trained_like(), draw_sources(), **{"num_beams": 3, "max_new_tokens": 4, **options})
@@ -567,8 +563,8 @@ def test_the_length_that_is_asked_for_holds(saved, asked, beams):
 
 
 @needs_code
-@pytest.mark.parametrize("fault", [wrong_gain, another_form], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fault", [wrong_gain, another_form])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_proves_itself_before_it_translates(fault, dtype, caplog, monkeypatch):
     """Whatever the reader gets wrong, PyTorch's states and logits tell, once and for good."""
     model = trained_like("reluformer").to(dtype)
@@ -649,7 +645,6 @@ def test_infinity_and_nan_go_to_pytorch(name, precision, value):
         {"weight": torch.zeros(3, 4, device="meta")},
         {"bias": torch.zeros(3, dtype=torch.float64)},
     ],
-    ids=str,
 )
 def test_what_crosses_into_compiled_code_is_checked(change):
     native_decoder = pytest.importorskip("reluformers_native.decoder")

@@ -127,7 +127,7 @@ CALLS += [("relu", torch.bfloat16, True), ("relu2", torch.bfloat16, True)]
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize(("activation", "dtype", "has_rows"), CALLS, ids=str)
+@pytest.mark.parametrize(("activation", "dtype", "has_rows"), CALLS)
 @pytest.mark.parametrize("name", TILES)
 def test_everything_compiles(compile_for_hopper, name, activation, dtype, has_rows):
     """With `has_rows` windows and thresholds of rows too, and heads of queries that share one of keys."""

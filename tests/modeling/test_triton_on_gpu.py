@@ -38,7 +38,7 @@ def draw_on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[tuple
     return (query, key, *others), draw_options(query, key, scale=0.5 ** round(math.log2(4 * shape[-1]) / 2))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_on_gpu(activation, dtype):
     states, options = draw_on_gpu(2, 2, 333, 450, 64, dtype=dtype)
@@ -46,7 +46,7 @@ def test_activations_on_gpu(activation, dtype):
     compare(states, activation=activation, scale=options["scale"])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 80, 128, 192, 256])
 def test_head_sizes_on_gpu(head_dim, dtype):
     states, options = draw_on_gpu(2, 2, 200, 300, head_dim, dtype=dtype)
@@ -54,7 +54,7 @@ def test_head_sizes_on_gpu(head_dim, dtype):
 
 
 @pytest.mark.parametrize("causal_offset", [None, 0, -40, 900])
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (17, 1000), (1024, 1024), (129, 65), (2047, 2049)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (17, 1000), (1024, 1024), (129, 65), (2047, 2049)])
 def test_lengths_on_gpu(lengths, causal_offset):
     states, _ = draw_on_gpu(2, 3, *lengths, 64)
     row_factors = torch.rand(1, lengths[0], device="cuda")
@@ -69,8 +69,8 @@ def check_thresholds(query: Tensor, key: Tensor, **options) -> None:
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)  # of rows that see nothing both are ∞
 
 
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (129, 65), (2047, 2049)], ids=str)
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (129, 65), (2047, 2049)])
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_thresholds_on_gpu(dtype, lengths):
     (query, key, *_), _ = draw_on_gpu(2, 3, *lengths, 64, dtype=dtype)
     check_thresholds(query, key, scale=0.125)
@@ -84,7 +84,6 @@ def test_thresholds_on_gpu(dtype, lengths):
 @pytest.mark.parametrize(
     ("name", "size", "tile"),
     [(name, size, tile) for name, sizes in TILES.items() for size, tiles in sizes.items() for tile in tiles],
-    ids=str,
 )
 def test_tiles_on_gpu(monkeypatch, name, size, tile):
     from triton.runtime.errors import OutOfResources
@@ -108,7 +107,7 @@ def test_a_kept_kernel_gives_the_same_on_gpu():
         assert torch.equal(part, again)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_dropout_on_gpu(dtype):
     (query, key, value, grad_output), options = draw_on_gpu(2, 2, 500, 64, 64, dtype=dtype)
     seed = torch.tensor([2**40 + 7], device="cuda")

@@ -211,7 +211,6 @@ EXCLUSIVE = {"exclusive_output": True}
         *((attention, torch.float32) for attention in ("softmax", "entmax15", EXCLUSIVE)),
         *((attention, torch.bfloat16) for attention in ("rela-g", "relu-sum")),
     ],
-    ids=str,
 )
 def test_no_fault_is_found_today_whatever_is_saved(attention, dtype):
     model = build_model("reluformer", attention=attention).to(dtype)
