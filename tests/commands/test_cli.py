@@ -60,7 +60,7 @@ def test_a_reader_may_leave(lines, text):
 
 
 ROWS = [{"source": "a man", "target": "ein Mann"}] * 3
-NAMES = ["a[1:2]", "#1 *", "-dash", "a::$HOME"]
+NAMES = ["-a[12] #1 *", "a[1:2]::$HOME"]
 
 
 def write_rows(path):

@@ -13,8 +13,10 @@ from reluformers.families import FAMILIES
 from reluformers.modeling.attention import MultiHeadAttention
 
 # some presets in every run, all of them where there is time
-PRESETS = ["reluformer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "rela", "relu-vit"))]
-PRESETS += ["rela-g", "qknorm"]
+OFTEN = [("translation", "reluformer"), ("translation", "qknorm"), ("images", "rela-g")]
+PRESETS = ("reluformer", "relu", "rela", "rela-g", "relu-vit", "qknorm")
+ALL = [(task, preset) for task in ("translation", "images") for preset in PRESETS]
+FITTED = [pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.slow) for pair in ALL]
 SIZES = {
     "vocab_size": 40, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "norm_position": "pre",
@@ -72,7 +74,7 @@ def divergence(model, teacher, batches) -> float:
     return total
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("original", "preset"), FITTED, indirect=["original"])
 def test_it_is_nearer_on_other_inputs(preset, original):
     folder, batches, others = original
     teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)

@@ -12,6 +12,8 @@ from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.publish.folder_check import check_folder
 from reluformers.publish.release import CHECK_FILE
 
+pytestmark = pytest.mark.xdist_group("check")
+
 
 @pytest.fixture(scope="module")
 def stranger(saved, tmp_path_factory):

@@ -92,7 +92,9 @@ def test_a_card_that_somebody_wrote_stays(folder, hub, unchecked):
     assert pushed(hub)["README.md"].decode() == text
 
 
-@pytest.mark.parametrize("answers", [False, True], ids=["request lost", "answer lost"])
+@pytest.mark.parametrize(
+    "answers", [pytest.param(False, id="request lost", marks=pytest.mark.slow), pytest.param(True, id="answer lost")]
+)
 def test_a_push_that_was_cut_off_is_repeated(saved, hub, unchecked, answers):
     """Nothing is public before it is whole; what a cut has left private stays so."""
     api = client(hub)

@@ -24,6 +24,8 @@ from reluformers.training.checkpoints import (
 )
 from reluformers.translation.run import train_translation
 
+pytestmark = pytest.mark.xdist_group("checkpoints")
+
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "max_tokens": 200}
 
 

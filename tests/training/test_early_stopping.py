@@ -8,6 +8,8 @@ import pytest
 from builders.translation_runs import make_recipe
 from reluformers.translation.run import train_translation
 
+pytestmark = pytest.mark.xdist_group("patience")
+
 # nothing is learned, so that no evaluation is better than the first
 PATIENT = {
     "early_stopping_patience": 2,

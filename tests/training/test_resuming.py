@@ -26,6 +26,8 @@ from reluformers.translation import run as translation_run
 from reluformers.translation.run import train_translation
 from reluformers.translation.trainer import TranslationTrainer
 
+pytestmark = pytest.mark.xdist_group("resuming")
+
 PLATEAU = {
     "eval_on_start": True,
     "schedule": "warmup_then_plateau",

@@ -16,6 +16,8 @@ from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.streaming import BatchStream, BlockStream
 from reluformers.translation.run import train_translation
 
+pytestmark = pytest.mark.xdist_group("streaming")
+
 
 def write_shards(folder: Path, sizes: list[int]) -> list[str]:
     """JSON lines of numbered rows; a row is so many tokens long as its number says."""

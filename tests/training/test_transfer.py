@@ -14,6 +14,8 @@ from reluformers.translation import run as translation_run
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.run import train_translation
 
+pytestmark = pytest.mark.xdist_group("transfer")
+
 TASKS = {"translation": "dropout", "images": "hidden_dropout_prob"}  # and what a task calls its dropout
 AUTO_CLASSES = {"translation": AutoModelForSeq2SeqLM, "images": AutoModelForImageClassification}
 

@@ -11,6 +11,8 @@ from builders.translation_runs import check_resuming
 from reluformers.images.run import train_image_classification
 from reluformers.training.averaging import WEIGHT_AVERAGE_FILE
 
+pytestmark = pytest.mark.xdist_group("weight average")
+
 DECAY = 0.7
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
 
