@@ -1,13 +1,11 @@
 """Whole files or none, UTF-8 text, and the frame of the command lines."""
 
-import errno
 import gzip
 import os
 from pathlib import Path
 
 import pytest
 
-from reluformers.errors import run_main
 from reluformers.files import (
     MARK,
     atomic_directory,
@@ -113,24 +111,3 @@ def test_a_name_that_is_not_utf8_loses_no_record(tmp_path):
     content = {"path": os.fsdecode(b"data\xff.jsonl"), "text": "ä\u2028"}
     write_json(tmp_path / "record.json", content)
     assert read_json(tmp_path / "record.json") == content
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (ValueError("two\n  lines"), 2, "error: two lines\n"),
-        (KeyError("model_type"), 2, "error: KeyError: 'model_type'\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "error: x: No space left on device\n"),
-    ],
-)
-def test_errors_of_the_user_are_one_line(capsys, error, code, line):
-    def main():
-        raise error
-
-    with pytest.raises(SystemExit) as caught:
-        run_main(main)
-    assert caught.value.code == code
-    written = capsys.readouterr().err
-    assert written.startswith(line)
-    assert written.count("\n") == 1

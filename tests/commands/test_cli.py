@@ -1,8 +1,6 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
 import json
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,20 +43,6 @@ def test_settings_are_fields_of_the_task(capsys, tmp_path, setting):
     assert "batch_size" in refusal_of(capsys, "evaluate", folder, "--data", "x", *languages, "--batch_size", 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lines", "text"), [(0, "'line'"), (1, "'line\\n' * 10**6")], ids=["few", "many"])
-def test_a_reader_may_leave(lines, text):
-    """As `head` does: before the first line, which may still be in the buffer when the command ends, or after it."""
-    program = f"from reluformers.errors import run_main; run_main(lambda: print({text}))"
-    command = [sys.executable, "-c", program]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(lines):
-        assert child.stdout.readline() == "line\n"
-    child.stdout.close()
-    assert child.stderr.read() == ""
-    assert child.wait() == 141
-
-
 ROWS = [{"source": "a man", "target": "ein Mann"}] * 3
 NAMES = ["-a[12] #1 *", "a[1:2]::$HOME"]
 
@@ -88,9 +72,3 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
 
 def test_a_name_does_not_command_the_terminal(capsys):
     assert r"\x1b[31m" in refusal_of(capsys, "evaluate", "./\x1b[31m", "--data", "x")
-
-
-def test_the_overview_needs_no_library():
-    program = "import sys; sys.modules['reluformers'] = None; from reluformers_cli import main; main(['--help'])"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "translate" in answer.stdout

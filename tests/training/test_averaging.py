@@ -9,7 +9,6 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from builders.commands import run_command
 from reluformers.files import MARK
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 from reluformers.training.checkpoints import complete_checkpoint
@@ -128,13 +127,6 @@ def sealed(run: Path, step: int) -> Path:
     folder = checkpoint(run / f"checkpoint-{step}", step)
     complete_checkpoint(folder, {})
     return folder
-
-
-def test_what_belongs_to_training_alone_may_be_gone(tmp_path):
-    for step in (1, 2):
-        (sealed(tmp_path / "run", step) / "optimizer.pt").unlink()
-    run_command("average", tmp_path / "run", "--last", 2, "--output", tmp_path / "average")
-    assert_same(load_file(tmp_path / "average" / "model.safetensors"), expected_mean([1, 2]))
 
 
 def test_one_step_is_not_averaged_twice(tmp_path):

@@ -8,8 +8,8 @@ from datasets import Dataset
 
 from builders.commands import run_command
 from builders.translation_runs import SIZES, make_recipe, write_pairs
-from reluformers.translation.loading import hold_out, load_splits
-from reluformers.translation.recipe import TranslationRecipe, default_recipe
+from reluformers.translation.loading import hold_out
+from reluformers.translation.recipe import TranslationRecipe
 
 SMALL = [f"model.{name}={value}" for name, value in SIZES.items()]
 LANGUAGES = ("--source_lang", "en", "--target_lang", "de")
@@ -35,14 +35,6 @@ def test_two_files_are_enough_and_the_recipe_repeats_the_run(tmp_path):
     assert results[0]["validation_loss"] == results[1]["validation_loss"]
     again = ("train", "--data", *files.values(), *LANGUAGES, *changes, "--resume", "auto")
     run_command(*again, "--output_dir", tmp_path / "first")
-
-
-def test_a_validation_set_that_is_given_is_taken(tmp_path):
-    train, validation = write_pairs(tmp_path, "train", 50), write_pairs(tmp_path, "validation", 5)
-    recipe = TranslationRecipe.from_dict(default_recipe(train, "en", "de", validation))
-    assert recipe.data.held_out is None
-    splits = load_splits(recipe.data)
-    assert (len(splits["train"]), len(splits["validation"])) == (50, 5)
 
 
 def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():

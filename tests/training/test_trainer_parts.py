@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
+from transformers import DataCollatorForSeq2Seq
 
 from reluformers.data.batching import PairCollator
-from reluformers.training.callbacks import EndOfEpoch, TrainingMeter
-from reluformers.translation.recipe import TranslationTrainingArguments
+from reluformers.training.callbacks import TrainingMeter
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers.translation.trainer import count_tokens
 
@@ -39,10 +38,3 @@ def test_the_meter_counts_tokens_and_means():
     for null_rate in (None, torch.tensor(0.5), torch.tensor(0.25), None):
         meter.add(inputs, {"null_rate": null_rate})
     assert meter.summary(torch.clone)["null_rate"] == pytest.approx(0.375)
-
-
-@pytest.mark.parametrize(("epoch", "due"), [(1.0, False), (1.5, False), (2.0, True), (2.5, False)])
-def test_evaluations_after_epochs_may_start_later(tmp_path, epoch, due):
-    args, control = TranslationTrainingArguments(str(tmp_path), eval_strategy="epoch", eval_delay=2), TrainerControl()
-    EndOfEpoch().on_step_end(args, TrainerState(epoch=epoch, global_step=3, max_steps=9), control)
-    assert control.should_evaluate == due

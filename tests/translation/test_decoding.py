@@ -140,22 +140,6 @@ def test_long_translations_end_where_those_of_the_pipeline_end(tokenizer):
     assert [call["max_length"] - 1 for call in recorder.calls] == [*lengths, *lengths]
 
 
-def test_two_tokenizers(tokenizer):
-    target_tokenizer = train_tokenizer(["eins zwei drei vier"] * 3, 40)
-    model = build(tokenizer, decoder_vocab_size=len(target_tokenizer), tying="none")
-    recorder = Recorder(model)
-    results = translate(model, (tokenizer, target_tokenizer), TEXTS, num_beams=1)
-    assert set("".join(results)) <= set("eins zwei drei vier")
-    sources = tokenizer.batch_decode(recorder.calls[0]["input_ids"], skip_special_tokens=True)
-    assert sorted(sources) == sorted(TEXTS)
-
-
-def test_model_keeps_its_mode(model, tokenizer):
-    model.train()
-    translate(model, tokenizer, TEXTS, num_beams=2, penalty="wu")
-    assert model.training
-
-
 def test_eight_threads_share_a_model(tokenizer):
     """Each asks for something else: a penalty, alignments, texts that are cut. None changes what another one gets."""
     model = build(tokenizer, max_position_embeddings=16)
@@ -191,13 +175,6 @@ def folder(tokenizer, tmp_path_factory):
 @pytest.fixture
 def copy(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "model"))
-
-
-def test_loaded_model_translates_like_the_saved_one(folder, tokenizer):
-    model, tokenizers = load_translation_model(folder)
-    assert not model.training
-    expected = translate(build(tokenizer, preset="reluformer"), tokenizer, TEXTS, num_beams=2)
-    assert translate(model, tokenizers, TEXTS, num_beams=2) == expected
 
 
 def test_a_folder_that_lacks_a_tensor_is_refused(copy):

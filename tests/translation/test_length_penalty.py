@@ -7,7 +7,6 @@ from transformers import MarianConfig, MarianMTModel
 from reluformers.translation.decoding import wu_length_penalty
 
 PAD, BOS, EOS = 0, 1, 2
-OPTIONS = {"num_beams": 3, "length_penalty": 0.6, "max_new_tokens": 8}
 
 
 def tiny_model(seed: int = 0, vocab_size: int = 7) -> MarianMTModel:
@@ -82,17 +81,3 @@ def test_hypotheses_and_scores_are_those_of_the_wu_penalty(alpha, early_stopping
         different += wu.sequences.tolist() != plain.sequences.tolist()
     if alpha > 0:
         assert different > 0
-
-
-def test_the_model_itself_is_not_touched():
-    model = tiny_model(2)
-    source = torch.tensor([[4, 5, EOS]])
-    plain = beam_search(model, source, **OPTIONS).sequences_scores
-    before = dict(vars(model))
-    penalised = wu_length_penalty(model)
-    once = beam_search(penalised, source, **OPTIONS).sequences_scores
-    twice = beam_search(wu_length_penalty(penalised), source, **OPTIONS).sequences_scores
-    assert not torch.equal(once, plain)
-    torch.testing.assert_close(once, twice, rtol=0, atol=0)
-    assert vars(model) == before
-    torch.testing.assert_close(beam_search(model, source, **OPTIONS).sequences_scores, plain, rtol=0, atol=0)

@@ -151,22 +151,6 @@ def test_the_noam_schedule_reaches_the_optimizer(prepared, tmp_path):
     assert used == pytest.approx(expected)
 
 
-def test_the_plateau_schedule_stops_training(prepared, tmp_path):
-    trainer = make_trainer(
-        prepared,
-        tmp_path,
-        schedule="warmup_then_plateau",
-        warmup_steps=2,
-        lr_scheduler_kwargs={"min_lr": 1.0},
-        max_steps=20,
-        eval_strategy="steps",
-        eval_steps=1,
-    )
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert len(trainer.lr_scheduler.scores) == 2
-
-
 def test_the_length_of_qknorm_is_measured(prepared):
     lengths = sorted(len(row) for name in ("input_ids", "labels") for row in prepared.train[name])
     measured = make_recipe({}, preset="qknorm")

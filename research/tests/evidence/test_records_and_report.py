@@ -15,14 +15,12 @@ from reluformers_research.causal.scoring import UNITS
 from reluformers_research.evidence import Evidence
 from reluformers_research.records import LOSS, RunRecord, gather, has_record, load_records
 from reluformers_research.report import (
-    AS_SMALL,
     AT_ONE_RATE,
     DIFFERS,
     HOLDS,
     NOT_THERE,
     OPEN,
     REVERSED,
-    WIDER,
     TableReport,
     _verdicts,
 )
@@ -212,18 +210,6 @@ def test_a_damaged_record_is_named(table, tmp_path):
             Evidence.load(tmp_path)
 
 
-def test_verdicts_follow_from_the_runs(table, tmp_path):
-    for seed in (1, 2, 3):
-        save_run(table, tmp_path, "one", seed, 0.60)
-        save_run(table, tmp_path, "two", seed, 0.80, zeros=0.5 + 0.01 * seed)
-        save_run(table, tmp_path, "three", seed, 0.60)
-    report = report_of(table, tmp_path)
-    found = verdicts(report)
-    assert found["one < two"] == AT_ONE_RATE
-    assert found["two > three"] == AT_ONE_RATE
-    assert found["zeros: two > one"] == AT_ONE_RATE
-
-
 def test_wide_seeds_decide_nothing(table, tmp_path):
     for seed, share in ((1, 0.0), (2, 1.0)):
         save_run(table, tmp_path, "one", seed, share)
@@ -332,26 +318,3 @@ def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path, is_g
     spread = (parts["one"] - parts["two"]).std()
     assert wider.error**2 - narrow.error**2 == pytest.approx(spread**2 / 400, rel=0.1)
     assert not alone.evidence.has_rows(alone.runs["one"].key, alone.runs["two"].key, LOSS)
-
-
-def test_what_has_to_be_known_of_a_verdict(table, tmp_path):
-    """A lead below the margin, one that seeds alone decide, and one that the paper has not either."""
-    table = load_table(tmp_path, TABLE.replace("two: {model", "two: {paper: 0.705, model"))
-    table = replace(table, claims=[Claim.parse("one < two")])
-    for seed in (1, 2, 3):
-        for name in ("one", "two"):
-            save_run(table, tmp_path, name, seed, 0.5, loss=2.0)
-
-    def notes_of(value: float, error: float) -> tuple:
-        report = report_of(table, tmp_path)
-        report.difference = lambda *_: Difference(value, error, 20)
-        report._judge(table.claims, LOSS)
-        verdict = report.verdicts[table.claims[0]][LOSS]
-        return verdict.verdict, verdict.notes
-
-    assert notes_of(0.2, 0.01) == (AT_ONE_RATE, ())
-    assert notes_of(0.03, 0.001) == (AT_ONE_RATE, ("ahead, by less than matters",))
-    critical = 1.7247  # of Student's t with 20 degrees of freedom at 5 %
-    assert notes_of(0.2, 0.2 / critical / WIDER * 1.01) == (AT_ONE_RATE, ("by seeds only",))
-    assert notes_of(0.2, 0.2 / critical / WIDER * 0.99) == (AT_ONE_RATE, ())
-    assert notes_of(0.0, 0.01) == (AS_SMALL, ("0.005 there",))
