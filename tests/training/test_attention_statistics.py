@@ -8,7 +8,6 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -74,38 +73,27 @@ def test_encoder_decoders_count_what_the_report_of_evaluations_counts(batch):
     assert [found[name] for name in NAMES] == pytest.approx([report.zeros, report.null_rate, report.row_sum])
 
 
-class Reporter(TrainerCallback):
-    """As the callbacks of TensorBoard, Trackio and W&B, which come before one that is added."""
-
-    def __init__(self):
-        self.logs = []
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        self.logs.append(dict(logs))
-
-
-def train(folder, batch, model, is_watched: bool) -> tuple[Trainer, list[dict]]:
-    reporter = Reporter()
+def train(folder, batch, model, is_watched: bool) -> Trainer:
     rows = [{name: values[row] for name, values in batch.items()} for row in (0, 1, 2, 0)]
     options = {"max_steps": 4, "logging_steps": 2, "per_device_train_batch_size": 2, "disable_tqdm": True}
     arguments = TrainingArguments(folder, **options, report_to=[], save_strategy="no", use_cpu=True, seed=3)
-    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[reporter])
+    trainer = Trainer(model, arguments, train_dataset=rows)
     if is_watched:
         trainer.add_callback(AttentionStatistics(trainer))
     trainer.train()
-    return trainer, reporter.logs
+    return trainer
 
 
-def test_every_reporter_gets_them_and_training_is_the_same(tmp_path, batch):
-    trainer, logs = train(tmp_path, batch, build_llama("relu_attention"), True)
-    plain, _ = train(tmp_path, batch, build_llama("relu_attention"), False)
-    for entries in (logs, trainer.state.log_history):
-        found = [entry for entry in entries if "attention_zeros" in entry]
-        assert len(found) == 2
-        assert all(set(NAMES) <= entry.keys() for entry in found)
-    losses = [[e["loss"] for e in one.state.log_history if "loss" in e] for one in (trainer, plain)]
+def test_the_log_has_them_and_training_is_the_same(tmp_path, batch):
+    watched, plain = (
+        train(tmp_path, batch, build_llama("relu_attention"), is_watched) for is_watched in (True, False)
+    )
+    found = [entry for entry in watched.state.log_history if "attention_zeros" in entry]
+    assert len(found) == 2
+    assert all(set(NAMES) <= entry.keys() for entry in found)
+    losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
     assert losses[0] == losses[1]
-    assert not trainer.model._forward_pre_hooks
+    assert not watched.model._forward_pre_hooks
 
 
 def test_a_model_without_our_attention_is_refused(tmp_path, batch):
