@@ -6,10 +6,9 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianMTModel
+from transformers import MarianMTModel
 
-from builders.models import build_marian
-from reluformers import seq2seq_config, vision_config
+from builders.models import build_marian, build_model, draw_images
 from reluformers.evaluation.attention_report import AttentionReport, attention_report
 
 
@@ -126,11 +125,7 @@ def test_report_of_a_softmax_model():
 
 @pytest.mark.parametrize("preset", ["reluformer", "qknorm"])
 def test_report_of_our_models(preset):
-    config = seq2seq_config(
-        preset, vocab_size=13, d_model=8, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32,
-    )  # fmt: skip
-    model = AutoModelForSeq2SeqLM.from_config(config)
+    model = build_model(preset)
     with torch.no_grad():  # scores far enough from 0 to make some rows null and some weights 0
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
@@ -139,23 +134,12 @@ def test_report_of_our_models(preset):
     assert (report.overall.null_rate > 0) == (preset == "reluformer")
 
 
-TINY_VISION = {
-    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8,
-    "patch_size": 4,
-}  # fmt: skip
-
-
-def image_batches() -> list[dict]:
-    return [{"pixel_values": torch.randn(size, 3, 8, 8), "labels": torch.zeros(size).long()} for size in (3, 1)]
-
-
 @pytest.mark.parametrize(("preset", "pooling"), [("relu-vit", "cls"), ("rela-g", "attention")])
 def test_report_of_vision_models(preset, pooling):
-    config = vision_config(preset, **TINY_VISION, pooling=pooling, initialization="normal", initializer_range=1.0)
-    model = AutoModelForImageClassification.from_config(config)
-    report = check_report(model, image_batches(), image_sites)
-    tokens = 5 if pooling == "cls" else 4
-    assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
+    model = build_model(preset, "vision", pooling=pooling, initialization="normal", initializer_range=1.0)
+    report = check_report(model, [draw_images(3), draw_images(1)], image_sites)
+    tokens = 7 if pooling == "cls" else 6
+    assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 3
     assert set(report.sites) == ({"encoder"} if pooling == "cls" else {"encoder", "pooling"})
 
 

@@ -2,66 +2,31 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import MBartConfig, MBartForConditionalGeneration, ViTConfig, ViTForImageClassification
 
-from reluformers import seq2seq_config, vision_config
+from builders.models import TINY, TINY_VISION, build_marian, build_model, draw_images, draw_pairs
 from reluformers_research.analysis.model_analysis import analyse, learned_scalars
 from reluformers_research.analysis.observation import observing
 from reluformers_research.analysis.statistics import NullRate, RowStatistic, all_statistics
 
-SIZES = {
-    "vocab_size": 13, "d_model": 8, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "max_position_embeddings": 32,
-}  # fmt: skip
-STOCK = {"pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1, "decoder_start_token_id": 1, "init_std": 1.0}
-VISION = {
-    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, "image_size": [8, 12],
-    "patch_size": 4,
-}  # fmt: skip
-BATCH = {
-    "input_ids": torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]]),
-    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-    "labels": torch.tensor([[5, 2, -100, -100], [9, 10, 11, 2]]),
-}
-
+STOCK_VISION = {name: size for name, size in TINY_VISION.items() if name not in ("pooling", "num_labels")}
 TRANSLATORS = {
-    "marian": lambda: MarianMTModel(MarianConfig(**SIZES, **STOCK)),
-    "bart": lambda: BartForConditionalGeneration(BartConfig(**SIZES, **STOCK)),
-    "mbart": lambda: MBartForConditionalGeneration(MBartConfig(**SIZES, **STOCK)),
+    "marian": lambda: build_marian(40, decoder_layers=3, decoder_attention_heads=4, init_std=1.0),
+    "mbart": lambda: MBartForConditionalGeneration(MBartConfig(**TINY, pad_token_id=0, init_std=1.0)).eval(),
     **{
-        f"{preset}-{position}": lambda preset=preset, position=position: AutoModelForSeq2SeqLM.from_config(
-            seq2seq_config(preset, **SIZES, norm_position=position, feed_forward_norm="layer_norm")
+        f"{preset}-{position}": lambda preset=preset, position=position: build_model(
+            preset, norm_position=position, feed_forward_norm="layer_norm"
         )
         for preset, position in (("softmax", "post"), ("reluformer", "pre"), ("qknorm", "pre"), ("rela-g", "post"))
     },
 }
 CLASSIFIERS = {
-    "vit": lambda: ViTForImageClassification(ViTConfig(**VISION, initializer_range=1.0)),
+    "vit": lambda: ViTForImageClassification(ViTConfig(**STOCK_VISION, num_labels=5, initializer_range=1.0)).eval(),
     **{
-        pooling: lambda pooling=pooling: AutoModelForImageClassification.from_config(
-            vision_config("relu-vit", **VISION, pooling=pooling)
-        )
+        pooling: lambda pooling=pooling: build_model("relu-vit", "vision", pooling=pooling)
         for pooling in ("cls", "mean", "attention")
     },
 }
-
-
-def randomised(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model.eval()
 
 
 def count_hooks(model) -> int:
@@ -80,10 +45,10 @@ def attention_inputs(model) -> dict:
 
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_translation_models(name):
-    model = randomised(TRANSLATORS[name]())
+    model = TRANSLATORS[name]()
     seen = attention_inputs(model)
     with observing(model) as observe:
-        observed = observe(BATCH)
+        observed = observe(draw_pairs())
     assert {site: len(layers) for site, layers in observed.items()} == {"encoder": 2, "decoder": 3, "cross": 3}
     for module, output in seen.items():
         layer = int(module.split(".")[-2])
@@ -97,11 +62,12 @@ def test_translation_models(name):
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_vision_models(name):
-    model = randomised(CLASSIFIERS[name]())
+    model = CLASSIFIERS[name]()
     seen = attention_inputs(model)
-    pixels = torch.randn(3, 3, 8, 12)
+    images = draw_images()
+    pixels, labels = images["pixel_values"], images["labels"]
     with observing(model) as observe:
-        observed = observe({"pixel_values": pixels, "labels": torch.tensor([0, 1, 0])})
+        observed = observe(images)
         unlabelled = observe({"pixel_values": pixels})
     assert set(observed) == ({"encoder", "pooling"} if name == "attention" else {"encoder"})
     for module, output in seen.items():
@@ -111,16 +77,15 @@ def test_vision_models(name):
             (rows.weights @ rows.values).transpose(1, 2).flatten(2), output, rtol=1e-4, atol=1e-5
         )
     with torch.no_grad():
-        right = model(pixels).logits.argmax(-1) == torch.tensor([0, 1, 0])
+        right = model(pixels).logits.argmax(-1) == labels
     assert observed["encoder"][0].correct.flatten().tolist() == right.tolist()
     assert unlabelled["encoder"][0].correct is None
 
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, *CLASSIFIERS])
 def test_every_statistic_of_every_model(name):
-    model = randomised((TRANSLATORS | CLASSIFIERS)[name]())
-    images = {"pixel_values": torch.randn(2, 3, 8, 12), "labels": torch.tensor([0, 1])}
-    batch = BATCH if name in TRANSLATORS else images
+    model = (TRANSLATORS | CLASSIFIERS)[name]()
+    batch = draw_pairs() if name in TRANSLATORS else draw_images()
     analyse(model, [batch], [RowStatistic()])  # transformers leaves hooks of its own behind at the first pass
     hooks = count_hooks(model)
     results = analyse(model, [batch, batch], all_statistics(), shuffled=[NullRate()])
@@ -131,7 +96,7 @@ def test_every_statistic_of_every_model(name):
 
 @pytest.mark.parametrize("labels", [[-100, 6, 7, 2], [6, -100, 7, 2]])
 def test_the_decoder_sees_what_it_reads_whatever_is_scored(labels):
-    model = randomised(TRANSLATORS["softmax-post"]())
+    model = TRANSLATORS["softmax-post"]()
     with observing(model) as observe:
         observed = observe({"input_ids": torch.tensor([[5, 6, 2]]), "labels": torch.tensor([labels])})
     for rows in observed["decoder"]:
@@ -142,21 +107,19 @@ def test_the_decoder_sees_what_it_reads_whatever_is_scored(labels):
 
 
 def test_right_places_are_those_of_the_argmax():
-    model = randomised(TRANSLATORS["marian"]())
+    model, batch = TRANSLATORS["marian"](), draw_pairs()
     with torch.no_grad():
-        predicted = model(**BATCH).logits.argmax(-1)
-    labels = BATCH["labels"].clone()
-    labels[1, :2] = predicted[1, :2]  # the first is right now; the second depends on it
-    with torch.no_grad():
-        predicted = model(**{**BATCH, "labels": labels}).logits.argmax(-1)
+        # the first is right now; the others depend on it
+        batch["labels"][1, 0] = model(**batch).logits[1, 0].argmax()
+        predicted = model(**batch).logits.argmax(-1)
     with observing(model) as observe:
-        rows = observe({**BATCH, "labels": labels})["cross"][0]
-    assert rows.correct[:, 0].tolist() == (predicted == labels).tolist()
+        rows = observe(batch)["cross"][0]
+    assert rows.correct[:, 0].tolist() == (predicted == batch["labels"]).tolist()
     assert rows.correct[1, 0, 0]
 
 
 def test_learned_scalars():
-    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config("qknorm", **SIZES))
+    model = build_model("qknorm")
     with torch.no_grad():
         model.model.decoder.layers[1].cross_attn.scale.fill_(7.0)
     (scale,) = learned_scalars(model).values()
