@@ -5,13 +5,11 @@ Run as a module it writes the table into a page: python -m tests.any_model.every
 
 import functools
 import inspect
-import os
 import re
 import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -355,14 +353,10 @@ def _in_time(model_type: str) -> Found:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    text = page.read_text(encoding="utf-8")
-    results = {}
-    with ProcessPoolExecutor(os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()) as pool:
-        for found in pool.map(examine_all, [[name] for name in model_types()]):
-            results |= found
-            for name, one in found.items():
-                if one.outcome in ("wrong", "untried"):
-                    print(name, one.outcome, one.why[:200].replace("\n", " "), sep="\t", flush=True)
-    head, _, rest = text.partition(BEGIN)
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    results = examine_all()
     page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    for name, one in results.items():
+        if one.outcome in ("wrong", "untried"):
+            print(name, one.outcome, one.why[:200].replace("\n", " "), sep="\t")
     print("files left out:", *sorted(files_left_out(results)))

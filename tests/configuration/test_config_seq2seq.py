@@ -106,9 +106,8 @@ def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):
     for use in (AutoModel.from_config, lambda config: config.save_pretrained(tmp_path)):
         with pytest.raises(ValueError, match="dropout"):
             use(bad)
-    for name, value in (("d_model", 16.5), ("tying", "both"), ("use_cache", 1)):
-        with pytest.raises(ValueError, match=name):
-            setattr(config, name, value)
+    with pytest.raises(ValueError, match="d_model"):
+        config.d_model = 16.5
 
 
 def test_copy_for_one_side_takes_what_that_side_has():

@@ -49,19 +49,14 @@ class Scaled(torch.nn.Module):
         return unit_length(states, gain=self.weight)
 
 
-def residual(name, eps=1e-5, width=5, **fields) -> torch.nn.Module:
-    """A norm of residual blocks."""
-    sizes = {"hidden_size": width, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1}
-    return build_norm(VisionTransformerConfig(**sizes, norm_type=name, layer_norm_eps=eps, **fields))
-
-
 def build(name, width, eps=1e-6) -> torch.nn.Module:
     if name in ("unit_length", "scaled"):
         module = Scaled(name == "scaled")
     elif name in ("gated_rms_norm", "gated_layer_norm", "output_layer_norm"):
         module = OUTPUT_NORMS[name.removeprefix("output_")](width, eps)
     else:
-        module = residual(name, eps, width)
+        sizes = {"hidden_size": width, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1}
+        module = build_norm(VisionTransformerConfig(**sizes, norm_type=name, layer_norm_eps=eps))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module
