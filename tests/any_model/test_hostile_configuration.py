@@ -1,7 +1,5 @@
 """A folder's config.json that names a kernel of the Hub: no loader fetches its code."""
 
-import json
-
 import pytest
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, pipeline
@@ -11,7 +9,7 @@ from reluformers.saved_models import load_config, load_model
 from reluformers_cli import main
 
 from .test_by_name import build, exchanged
-from .test_never_softmax import llava
+from .test_never_softmax import change_config, llava
 
 KERNELS = ["owner/kernel", "kernels-community/flash-attn2:run", "paged|owner/kernel@main"]
 
@@ -24,15 +22,6 @@ def fetched(monkeypatch):
         for name in ("lazy_import_flash_attention", "load_and_register_attn_kernel", "get_kernel"):
             monkeypatch.setattr(module, name, lambda *given, **options: names.append(given), raising=False)
     return names
-
-
-def change(folder, *path, kernel):
-    text = json.loads((folder / "config.json").read_text())
-    fields = text
-    for name in path[:-1]:
-        fields = fields.setdefault(name, {})
-    fields[path[-1]] = kernel
-    (folder / "config.json").write_text(json.dumps(text))
 
 
 LOADERS = {
@@ -50,7 +39,7 @@ LOADERS = {
 @pytest.mark.parametrize("loader", LOADERS)
 def test_no_kernel_of_a_folder_is_fetched(loader, kernel, tmp_path, fetched):
     build("llama", "relu_attention").save_pretrained(tmp_path)
-    change(tmp_path, "attn_implementation", kernel=kernel)
+    change_config(tmp_path, kernel, "attn_implementation")
     with pytest.raises((ValueError, SystemExit)):
         LOADERS[loader](tmp_path)
     assert not fetched
@@ -69,7 +58,7 @@ def test_no_kernel_of_another_kind_of_folder_is_fetched(kind, tmp_path, fetched)
     else:
         auto, path = AutoModelForImageTextToText, {"part": ["text_config", *path], "part by name": [*path, ""]}[kind]
         llava(attn_implementation={"vision_config": "relu_attention"}).save_pretrained(tmp_path)
-    change(tmp_path, *path, kernel="owner/kernel")
+    change_config(tmp_path, "owner/kernel", *path)
     with pytest.raises(ValueError, match="owner/kernel"):
         auto.from_pretrained(tmp_path)
     assert not fetched
@@ -77,7 +66,7 @@ def test_no_kernel_of_another_kind_of_folder_is_fetched(kind, tmp_path, fetched)
 
 def test_another_attention_may_be_named_in_its_place(tmp_path, fetched):
     build("llama", "sdpa").save_pretrained(tmp_path)
-    change(tmp_path, "attn_implementation", kernel="owner/kernel")
+    change_config(tmp_path, "owner/kernel", "attn_implementation")
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="relu_attention")
     assert model.config._attn_implementation == "relu_attention"
     assert not fetched

@@ -331,15 +331,19 @@ def test_a_push_keeps_what_it_was_told(tmp_path, monkeypatch):
 )
 def test_a_changed_configuration_is_refused(name, value, tmp_path):
     exchanged().save_pretrained(tmp_path)
-    change_config(tmp_path, name, value)
+    change_config(tmp_path, value, name)
     with pytest.raises(ValueError, match=name):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def change_config(folder, name, value):
-    """Change a field of config.json."""
+def change_config(folder, value, *path):
+    """Change a field of config.json, or one of a part in it."""
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    fields = config
+    for name in path[:-1]:
+        fields = fields.setdefault(name, {})
+    fields[path[-1]] = value
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_an_exchanged_model_is_pickled():
@@ -451,7 +455,7 @@ def test_no_name_at_all_is_the_saved_one(tmp_path):
     opened = LlamaForCausalLM.from_pretrained(folder, attn_implementation=None)
     assert torch.equal(logits(opened), logits(build("llama", "relu_attention")))
     # a name that was taken out of the file is no choice
-    change_config(folder, "attn_implementation", None)
+    change_config(folder, None, "attn_implementation")
     with pytest.raises(ValueError, match="saved with an attention by name"):
         AutoModelForCausalLM.from_pretrained(folder)
 

@@ -138,8 +138,6 @@ MODELS = [(kind, preset) for kind in KINDS for preset in PRESETS]
 FAMILY_MODELS = [
     next(model for model in MODELS if type(build_config(*model)) is config_class) for config_class in FAMILIES
 ]
-FAMILY_PRESETS = [preset for kind, preset in FAMILY_MODELS if kind == "seq2seq"]
 all_models = pytest.mark.parametrize(("kind", "preset"), MODELS)
 all_family_models = pytest.mark.parametrize(("kind", "preset"), FAMILY_MODELS)
 all_presets = pytest.mark.parametrize("preset", PRESETS)
-all_families = pytest.mark.parametrize("preset", FAMILY_PRESETS)

@@ -39,24 +39,15 @@ def test_sinusoids_are_those_of_the_papers():
         torch.testing.assert_close(found, torch.tensor(row), msg=layout)
 
 
-@pytest.mark.parametrize(
-    ("name", "padded", "preset"),
-    [
-        tuple(case.values())
-        for case in covering(
-            name=("past_key_values", "cache"),  # the second is that of transformers from 5.24 on
-            padded=(False, True),
-            preset=PRESETS,
-        )
-    ],
-)
-def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
-    model = build_model(preset).double()
+# "cache" is the name in transformers from 5.24 on
+@pytest.mark.parametrize("case", covering(name=("past_key_values", "cache"), padded=(False, True), preset=PRESETS))
+def test_cached_steps_equal_one_shot_with_a_static_cache(case):
+    model = build_model(case["preset"]).double()
     batch = draw_pairs()
     decoder_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    mask = torch.ones_like(decoder_ids) if padded else None
-    if padded:
+    mask = torch.ones_like(decoder_ids) if case["padded"] else None
+    if mask is not None:
         mask[0, :2] = 0
     expected = model(**inputs, decoder_input_ids=decoder_ids, decoder_attention_mask=mask).logits
     encoded = model.get_encoder()(**inputs)
@@ -66,9 +57,9 @@ def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
             encoder_outputs=encoded,
             attention_mask=inputs["attention_mask"],
             decoder_input_ids=decoder_ids[:, step : step + 1],
-            decoder_attention_mask=mask[:, : step + 1] if padded else None,
+            decoder_attention_mask=mask[:, : step + 1] if case["padded"] else None,
             use_cache=True,
-            **{name: cache},
+            **{case["name"]: cache},
         ).logits
         for step in range(decoder_ids.shape[1])
     ]

@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import operator
+from typing import get_args
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from builders.models import build_model
 from reluformers import quantize_int8
 from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.configuration.configuration_base import FeedForwardActivation, NormType
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import wu_length_penalty
@@ -39,18 +41,12 @@ def can_search(fields):
 
 SEARCHED = [fields for fields in VARIANTS.values() if can_search(fields)]
 FEED_FORWARDS = [
-    *({"activation_function": name} for name in ("gelu", "gelu_pytorch_tanh", "silu", "glu", "bilinear", "reglu")),
-    *({"activation_function": name} for name in ("drelu", "geglu")),
-    {"activation_function": "softmax", "feed_forward_temperature": 2.0, "feed_forward_norm": "layer_norm"},
-    {"activation_function": "swish", "swish_beta": 1.7},
-    {"activation_function": "swiglu", "learned_swish_beta": True},
+    {"activation_function": name, "swish_beta": 1.7, "feed_forward_temperature": 2.0}
+    for name in get_args(FeedForwardActivation)
 ]
-NORMS = [
-    *({"norm_type": name, "norm_position": "pre"} for name in ("layer_norm", "rms_norm", "scale_norm", "none")),
-    *({"norm_type": name, "norm_position": "post"} for name in ("rms_norm", "scale_norm")),
-    {"embedding_norm": "fix_norm"},
-    {"embedding_norm": "layer_norm", "scale_embedding": False},
-]
+FEED_FORWARDS += [{"activation_function": "swiglu", "learned_swish_beta": True, "feed_forward_norm": "layer_norm"}]
+NORMS = [{"norm_type": name, "norm_position": place} for place in ("pre", "post") for name in get_args(NormType)][:-1]
+NORMS += [{"embedding_norm": "fix_norm"}, {"embedding_norm": "layer_norm", "scale_embedding": False}]
 EMBEDDINGS = [
     {"position_embedding_type": "learned", "position_offset": 2},
     {"position_embedding_type": "sinusoidal_marian", "ffn_bias": False, "attention_bias": False},
