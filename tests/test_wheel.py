@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -35,16 +34,6 @@ assert "tells images of 2 classes apart" in card
 seq2seq_config("reluformer").save_pretrained("translator")
 assert "translates" in write_card("translator", "someone/translator").read_text()
 """
-
-
-# platform of the tag, Zig's name of it, and how its libraries begin
-TARGETS = [
-    ("linux-x86_64", "x86_64-linux-gnu.2.28", b"\x7fELF"),
-    ("linux-aarch64", "aarch64-linux-gnu.2.28", b"\x7fELF"),
-    ("macosx-11.0-arm64", "aarch64-macos.11.0", b"\xcf\xfa\xed\xfe"),
-    ("macosx-11.0-x86_64", "x86_64-macos.11.0", b"\xcf\xfa\xed\xfe"),
-    ("win-amd64", "x86_64-windows-gnu", b"MZ"),
-]
 
 
 @pytest.fixture
@@ -106,31 +95,3 @@ def test_the_wheel_is_whole(installed, tmp_path):
         assert re.search(r"native +compiled: \w+ \(wheel\)", shown.stdout), shown
     # what stays at home
     assert not list(installed.glob("tests")) + list(installed.glob("modeling")) + list(installed.glob("scripts"))
-
-
-@pytest.fixture(scope="module")
-def zig(tmp_path_factory) -> Path:
-    """A folder with the compiler that knows every target."""
-    folder = tmp_path_factory.mktemp("zig")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, "ziglang"]
-    if subprocess.run(command, check=False).returncode:
-        pytest.skip("ziglang cannot be installed here")
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("platform", "target", "start"), TARGETS, ids=[name for name, *_ in TARGETS])
-def test_a_wheel_is_built_for_every_target(platform, target, start, source, zig, tmp_path):
-    compiler = {"CC": f"'{sys.executable}' -m ziglang cc -target {target}", "PYTHONPATH": str(zig)}
-    wheel = build("wheel", source, tmp_path, _PYTHON_HOST_PLATFORM=platform, **compiler)
-    assert wheel.name.endswith(f"-py3-none-{re.sub(r'[-.]', '_', platform)}.whl")
-    assert wheel.stat().st_size < 3e6
-    suffix = ".dll" if platform.startswith("win") else ".abi3.so"
-    of_arm, of_x86 = {"dotprod", "bf16"}, {"avx2", "avx512", "avx512_bf16", "amx"}
-    sets = {"generic"} | (of_arm if platform.endswith(("aarch64", "arm64")) else of_x86)
-    with zipfile.ZipFile(wheel) as archive:
-        libraries = {name: archive.read(name) for name in archive.namelist() if name.endswith((".so", ".dll"))}
-    assert libraries.keys() == {f"reluformers_native/_{name}{suffix}" for name in sets}
-    for content in libraries.values():
-        assert content.startswith(start)
-        assert b"norm_backward" in content

@@ -12,22 +12,6 @@ from reluformers.app.app import read_arguments
 from reluformers.commands import build_parser, parse
 
 
-def test_changes_may_stand_anywhere():
-    given = ["model.dropout=0.1", "--data", "a.en", "a.de", "training.seed=3", "--output_dir", "x"]
-    options = parse(build_parser("train")[0], given)
-    assert (options.recipe, options.data) == (None, ["a.en", "a.de"])
-    assert options.changes == ["model.dropout=0.1", "training.seed=3"]
-    assert parse(build_parser("translate")[0], ["--num_beams", "3", "--", "--a=b"]).text == "--a=b"
-
-
-def test_names_of_options_take_dashes_as_underscores():
-    options = parse(build_parser("translate")[0], ["--num-beams", "3", "--max-tokens=5", "see --num-beams 3"])
-    assert (options.num_beams, options.max_tokens, options.text) == (3, 5, "see --num-beams 3")
-    assert parse(build_parser("translate")[0], ["--trust-remote-code", "--", "--num-beams"]).text == "--num-beams"
-    changed = parse(build_parser("train")[0], ["r-s.yaml", "--output-dir", "x", "data.train=--a-b"])
-    assert (changed.recipe, changed.output_dir, changed.changes) == ("r-s.yaml", "x", ["data.train=--a-b"])
-
-
 @pytest.mark.parametrize("words", [["a", "b"], ["--compare", "b", "a"]])
 def test_a_second_model_of_the_app_is_the_one_to_compare(words):
     assert read_arguments(parse(build_parser("app")[0], [*words, "--port", "1"])) == {

@@ -15,7 +15,7 @@ from transformers import (
 
 from builders.clean_processes import run_clean
 from builders.commands import run_command
-from builders.opus import ENGLISH, GERMAN, LAYOUTS, save_opus
+from builders.opus import ENGLISH, LAYOUTS, save_opus
 from reluformers.app.models import load_model
 from reluformers.modeling.pipeline_translation import split_text
 from reluformers.publish.release import read_saved_model
@@ -51,7 +51,7 @@ def layout(request, tmp_path_factory) -> tuple[Path, list[str]]:
     return folder / "ours", tokenizer.batch_decode(written, skip_special_tokens=True)
 
 
-def test_every_door_opens_every_layout(layout, tmp_path, capsys):
+def test_every_door_opens_every_layout(layout):
     folder, expected = layout
     model, tokenizers = load_translation_model(folder)
     assert translate(model, tokenizers, ENGLISH, length_penalty=1.0, **SEARCH) == expected
@@ -61,10 +61,6 @@ def test_every_door_opens_every_layout(layout, tmp_path, capsys):
         assert [answer["translation_text"] for answer in answers] == expected
     shown = load_model(str(folder)).translate(ENGLISH[0], 2)
     assert shown.alignment
-    pairs = [f"{a}\t{b}\n" for a, b in zip(ENGLISH, GERMAN, strict=True)]
-    (tmp_path / "pairs.tsv").write_text("".join(["en\tde\n", *pairs]))
-    run_command("evaluate", folder, "--data", tmp_path / "pairs.tsv", "--num_beams", 1, "--attention_report")
-    assert "BLEU" in capsys.readouterr().out
 
 
 def test_words_of_every_layout_are_aligned_by_the_source(layout):

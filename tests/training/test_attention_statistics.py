@@ -5,12 +5,11 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    MarianConfig,
-    MarianMTModel,
     Trainer,
     TrainingArguments,
 )
 
+from builders.models import build_marian
 from reluformers import AttentionStatistics, exchange_attention
 from reluformers.evaluation.attention_report import attention_report
 from reluformers.training.attention_statistics import measure_attention
@@ -61,12 +60,8 @@ def test_numbers_are_those_of_the_weights_that_a_model_returns(attention, batch)
 
 
 def test_encoder_decoders_count_what_the_report_of_evaluations_counts(batch):
-    config = MarianConfig(
-        vocab_size=30, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=1,
-        decoder_start_token_id=0, init_std=0.5,
-    )  # fmt: skip
-    model = MarianMTModel._from_config(config, attn_implementation="relu_attention").eval()
+    model = build_marian(30, decoder_layers=3, init_std=0.5)
+    model.set_attn_implementation("relu_attention")
     batch["labels"] = torch.tensor([[5, 6, 7, 1], [8, 1, -100, -100], [9, 9, 1, -100]])
     report = attention_report(model, [batch]).overall
     found = measure_attention(model, batch)
