@@ -51,12 +51,6 @@ def test_a_piece_runs(opened, heading):
 
 
 @pytest.mark.slow
-def test_int8(opened):
-    names = run_piece("bfloat16 and int8", opened, DOCS / "serving.md")
-    assert not isinstance(names["translate"].model.lm_head, torch.nn.Linear)
-
-
-@pytest.mark.slow
 def test_onnx(opened):
     pytest.importorskip("onnxruntime")
     names = run_piece("In Python", opened, DOCS / "everywhere.md")

@@ -5,21 +5,16 @@ import re
 import runpy
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import setuptools
 import yaml
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import reluformers
 
 ROOT = Path(__file__).parents[1]
-HUB_FOLDERS = ("configuration", "modeling")
 # Whoever wrote `from reluformers import …` needs each of these.
 PUBLIC_NAMES = [
     "ATTENTION_PRESETS",
@@ -76,27 +71,6 @@ def setup_arguments(monkeypatch) -> dict:
     return captured
 
 
-def requirements(setup_arguments: dict) -> dict[str, Requirement]:
-    lines = chain(setup_arguments["install_requires"], *setup_arguments["extras_require"].values())
-    return {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
-
-
-def constraints(name: str) -> dict[str, Version]:
-    """Pins of a constraints file: package → version."""
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in pins}
-
-
-def test_every_folder_with_code_is_installed(setup_arguments):
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
-    mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards", "app")}
-    expected = {".".join(folder.parts) for folder in folders} | mapped
-    assert set(setup_arguments["packages"]) == expected | {
-        f"reluformers_{name}" for name in ("cli", "kernels", "native")
-    }
-
-
 def test_without_a_compiler_nothing_is_built_and_nothing_fails(tmp_path):
     places = ["--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
     process = subprocess.run(
@@ -116,19 +90,6 @@ def test_versions_agree(setup_arguments):
     version = Version(reluformers.__version__)
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert ("Unreleased" if version.is_devrelease else version.public) in headings
-
-
-def test_entry_points_name_functions(setup_arguments):
-    for group, lines in setup_arguments["entry_points"].items():
-        for line in lines:
-            name, _, value = line.partition("=")
-            assert callable(EntryPoint(name, value, group).load())
-
-
-def test_constraints_pin_every_requirement_within_its_range(setup_arguments):
-    pins = constraints("constraints.txt")
-    for name, requirement in requirements(setup_arguments).items():
-        assert requirement.specifier.contains(pins[name]), f"{requirement}, but {pins[name]} is pinned"
 
 
 def test_what_publishing_runs_is_pinned():

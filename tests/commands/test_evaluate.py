@@ -8,7 +8,6 @@ import sacrebleu
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split, source_name
-from reluformers.translation.decoding import saved_languages
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 
@@ -43,13 +42,6 @@ def test_languages_are_those_of_the_folder_unless_options_say_others(folder, row
     assert found["data"]["split"] == "validation"  # as its file is named
     other = evaluated(folder, rows / "validation.jsonl", "--target_lang", "fr")
     assert (other["data"]["source_lang"], other["data"]["target_lang"]) == ("en", "fr")
-
-
-@pytest.mark.parametrize("recipe", [None, "data: {source_lang: 5}"])
-def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys):
-    (folder / "recipe.yaml").unlink() if recipe is None else (folder / "recipe.yaml").write_text(recipe)
-    assert saved_languages(folder) == (None, None)
-    assert "source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
 
 
 def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForSeq2SeqLM
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, pushed
 from reluformers.publish import push
 from reluformers.publish.card import write_card
@@ -158,10 +158,3 @@ def test_the_command_pushes_a_folder_with_a_card(saved, hub, unchecked, monkeypa
     monkeypatch.setattr(push, "HfApi", lambda: client(hub))
     run_command("push", saved, REPO)
     assert "v1 is pushed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("token", ["hf_reader", None])
-def test_what_the_hub_refuses_is_one_line(saved, hub, unchecked, monkeypatch, capsys, token):
-    monkeypatch.setattr(push, "HfApi", lambda: client(hub, token))
-    assert refusal_of(capsys, "push", saved, REPO)
-    assert not hub.repos
