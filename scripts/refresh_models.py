@@ -22,6 +22,8 @@ def main() -> None:
     for path in sorted(MODELS.glob("*/config.json")):
         folder = path.parent
         config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+        for code in folder.glob("*.py"):  # A file that the code no longer has must not stay.
+            code.unlink()
         save_payload(config, folder)
         names = {name: getattr(config, name) for name in ("auto_map", "custom_pipelines") if hasattr(config, name)}
         write_json(path, read_json(path) | names)
