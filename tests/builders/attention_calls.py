@@ -50,9 +50,9 @@ def draw_call(case: dict) -> tuple[list[Tensor], dict]:
     states = [lay_out(case["layout"], batch, *shape, dtype) for shape in shapes]
     ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
     paddings = {"none": None, "right": ragged, "left": ragged.flip(1), "random": torch.rand(batch, key_len) > 0.4}
-    learned = {"scale": 0.6, "threshold": 0.1, "length_exponent": 0.5}
+    learned = {"scale": ((), 0.6), "threshold": ((1, 1, 1, 1), 0.1), "length_exponent": ((1,), 0.5)}
     numbers = {
-        name: torch.tensor([start], dtype=torch.float64).requires_grad_() if case[name] == "learned" else case[name]
+        name: torch.full(*start, dtype=torch.float64).requires_grad_() if case[name] == "learned" else case[name]
         for name, start in learned.items()
     }
     if isinstance(numbers["scale"], float):  # a row of sigmoid(-90) alone has no sum in float32

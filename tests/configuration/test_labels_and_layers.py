@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from builders.models import TINY_VISION, build_config, build_model, logits_of
+from builders.models import build_config, build_model, logits_of
 from reluformers import vision_config
 
 NAMES = ["cat", "dog", "eel"]
@@ -49,15 +49,6 @@ def test_a_layer_that_is_asked_for_and_missing_is_an_error(tmp_path):
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path, decoder_layers=1, alignment_layer=2)
     with pytest.raises(ValueError, match="alignment_layer is 2"):
         build_config("seq2seq", "reluformer", alignment_layer=2, decoder_layers=2)
-
-
-def test_fewer_layers_of_a_vision_model_open(tmp_path):
-    model = build_model("relu-vit", "vision")
-    model.save_pretrained(tmp_path)
-    fewer = AutoModelForImageClassification.from_pretrained(tmp_path, num_hidden_layers=1).eval()
-    assert len(fewer.vit.layers) == 1 < TINY_VISION["num_hidden_layers"]
-    model.vit.layers = model.vit.layers[:1]
-    torch.testing.assert_close(logits_of(fewer), logits_of(model))
 
 
 def test_each_of_names_and_numbers_gives_the_other(tmp_path):

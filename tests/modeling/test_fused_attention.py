@@ -37,15 +37,6 @@ def test_half_precision_holds_what_is_divided():
     torch.testing.assert_close(output, torch.ones_like(output))
 
 
-@pytest.mark.parametrize("shape", [(), (1, 1, 1, 1)])
-def test_scalars_may_be_tensors_of_any_shape(shape):
-    states = torch.randn(3, 2, 3, 9, 4)
-    numbers = {"scale": 0.4, "threshold": 0.1, "length_exponent": 0.7}
-    expected = rectified_attention(*states, **numbers)
-    scalars = {name: torch.full(shape, value) for name, value in numbers.items()}
-    torch.testing.assert_close(rectified_attention(*states, **scalars), expected)
-
-
 @pytest.mark.parametrize("queries", [1, 3])
 def test_without_keys_the_output_is_zero(queries):
     query, key, value = (torch.randn(2, 3, length, 4) for length in (queries, 0, 0))
