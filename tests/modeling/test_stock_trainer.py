@@ -23,27 +23,6 @@ def dataset(tokenizer):
     return Dataset.from_dict(dict(tokenizer(lines, text_target=[line[::-1] for line in lines])))
 
 
-def make_trainer(model, tokenizer, dataset, folder, **options) -> Seq2SeqTrainer:
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        predict_with_generate=True,
-        generation_max_length=8,
-        **options,
-    )
-    return Seq2SeqTrainer(
-        model,
-        arguments,
-        train_dataset=dataset,
-        eval_dataset=dataset,
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        compute_metrics=lambda output: {"rows": len(output.predictions)},
-    )
-
-
 def test_remote_model_trains_evaluates_and_keeps_its_code(tokenizer, dataset, tmp_path):
     source = tmp_path / "source"
     model = build_model("reluformer", vocab_size=len(tokenizer))
@@ -54,13 +33,36 @@ def test_remote_model_trains_evaluates_and_keeps_its_code(tokenizer, dataset, tm
     # what the Auto classes do when they open code from a folder
     type(remote).register_for_auto_class("AutoModelForSeq2SeqLM")
     type(remote.config).register_for_auto_class()
-    trainer = make_trainer(
-        remote, tokenizer, dataset, tmp_path / "run", max_steps=4, save_steps=4, learning_rate=1e-2, logging_steps=1
+    arguments = Seq2SeqTrainingArguments(
+        tmp_path / "run",
+        max_steps=4,
+        save_steps=4,
+        learning_rate=1e-2,
+        logging_steps=1,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        predict_with_generate=True,
+        generation_max_length=8,
+    )
+    trainer = Seq2SeqTrainer(
+        remote,
+        arguments,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=remote),
+        compute_metrics=lambda output: {"rows": len(output.predictions)},
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
     assert trainer.evaluate()["eval_rows"] == 16
+    arguments.predict_with_generate = False
+    remote.config.use_cache = True  # A cache is no prediction.
+    rows = Dataset.from_dict({"input_ids": [[5, 6, 2]] * 9, "decoder_input_ids": [[1, 5]] * 9})  # two batches
+    logits, _ = trainer.predict(rows).predictions  # the other is of the encoder
+    assert logits.shape == (9, 2, len(tokenizer))
     checkpoint = tmp_path / "run" / "checkpoint-4"
     assert list(checkpoint.glob("*.py"))
     assert not list((tmp_path / "run").glob("*.py"))
@@ -69,12 +71,3 @@ def test_remote_model_trains_evaluates_and_keeps_its_code(tokenizer, dataset, tm
     again = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
     ids = torch.tensor([dataset[0]["input_ids"]])
     torch.testing.assert_close(again(input_ids=ids, labels=ids).loss, remote.eval()(input_ids=ids, labels=ids).loss)
-
-
-def test_a_cache_is_no_prediction(tokenizer, tmp_path):
-    model = build_model("relu", vocab_size=len(tokenizer))
-    rows = Dataset.from_dict({"input_ids": [[5, 6, 2]] * 9, "decoder_input_ids": [[1, 5]] * 9})  # two batches
-    trainer = make_trainer(model, tokenizer, rows, tmp_path)
-    trainer.args.predict_with_generate, model.config.use_cache = False, True
-    logits, _ = trainer.predict(rows).predictions  # the other is of the encoder
-    assert logits.shape == (9, 2, len(tokenizer))
