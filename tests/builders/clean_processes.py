@@ -74,24 +74,22 @@ def server() -> subprocess.Popen:
     return start(SERVER, Path(tempfile.mkdtemp()), hidden=EXTRAS, stdin=subprocess.PIPE)
 
 
-def end_of_clean(code: str, folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit status and output of code that has torch and transformers, but nothing of reluformers or the extras."""
-    folder.mkdir(exist_ok=True)
-    request = {"code": textwrap.dedent(code), "folder": str(folder), "arguments": arguments}
-    server().stdin.write(json.dumps(request) + "\n")
-    server().stdin.flush()
-    status = int(server().stdout.readline())
-    return status, *((folder / name).read_text() for name in ("stdout", "stderr"))
-
-
 def run_clean(code: str, cache: Path, *arguments: str, hidden: tuple[str, ...] = EXTRAS, **environment: str) -> str:
-    """Output of such code, which must end well; with another environment it has a process of its own."""
+    """Output of code that has torch and transformers, but nothing of reluformers or the extras.
+
+    It must end well. With another environment it has a process of its own.
+    """
     if environment or hidden != EXTRAS:
         options = {"hidden": hidden, "stderr": subprocess.PIPE, "environment": environment}
         process = start(code, cache, *arguments, **options)
         output, errors = process.communicate()
         status = process.returncode
     else:
-        status, output, errors = end_of_clean(code, cache, *arguments)
+        cache.mkdir(exist_ok=True)
+        request = {"code": textwrap.dedent(code), "folder": str(cache), "arguments": arguments}
+        server().stdin.write(json.dumps(request) + "\n")
+        server().stdin.flush()
+        status = int(server().stdout.readline())
+        output, errors = ((cache / name).read_text() for name in ("stdout", "stderr"))
     assert status == 0, errors
     return output
