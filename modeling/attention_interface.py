@@ -256,7 +256,8 @@ def _parts_of_one_text(
     """
     names = dict(parts or ())
     texts = names.get("packed", {}).get("packed_sequence_mask")
-    # Positions begin anew at the second piece, which transformers takes for the start of another packed text.
+    # In context parallelism each process holds two pieces of a text. Positions jump at the second one, which
+    # transformers takes for the start of another packed text.
     if texts is not None and texts.diff().count_nonzero(1).max() <= 1:
         parts = [part for part in parts if part[0] not in ("packed", "remapped")]
         names.pop("packed")

@@ -375,7 +375,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             if mask is not None:
                 written_under.add(name)
             elif name in written_under and int(cache.get_seq_length()) == 0:
-                # A cache that was written and is empty again has been reset, and may begin without the mask.
+                # A cache that was written and is empty again was reset: it may begin a sequence without padding.
                 written_under.discard(name)
             elif name in written_under:
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
@@ -401,7 +401,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
 
-    # The tied weights are a property, because the configuration says which weights are one.
+    # The tied weights are a property, because the configuration says which weights are shared.
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
         is_one = self.config.tying == "all"

@@ -121,7 +121,7 @@ typedef struct {
   const int32_t *ends;         // A translation ends with one of the end tokens.
   const float *penalties;      // The n-th penalty divides log P of a translation of n tokens [longest + 1].
   float *shown_logits;  // Logits of the first beam after the prompt, to compare with those of PyTorch, or NULL.
-  uint8_t *is_broken;          // A part sets its flag to 1 at an infinity or a NaN, which comparisons would ignore.
+  uint8_t *is_broken;          // Each thread's part has a flag for infinity and NaN, which comparisons would skip.
   float *scratch;              // Scratch memory has the shape [parts, scratch_size].
   int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
   int64_t parts, rule_count, end_count, early_stopping, is_beam_search;

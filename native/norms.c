@@ -26,8 +26,7 @@ INLINE void *row_pointer(const Norm *norm, const void *states, int64_t row) {
   return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
 }
 
-// Both passes of a norm need 1/ρ of each row. The backward pass needs its derivative too: d(1/ρ)/d(½·Σ x²) =
-// −slope/ρ².
+// Both passes of a norm divide rows by ρ. The backward pass needs the slope dρ/d(½·Σ x²) too.
 typedef struct {
   float factor, slope;
 } Scale;

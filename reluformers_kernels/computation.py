@@ -33,7 +33,7 @@ def choose_computation(
         may_write_out: whether the caller can keep every weight instead.
 
     Returns:
-        `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
+        `"single_query"`, all keys at once, as in decoding with a cache: one row of weights needs little memory.
         `"native"`, compiled code on a processor, where there is any: see `compiled`.
         `"triton"`, kernels on a GPU.
         `"blocks"`, block by block in PyTorch, on any device.

@@ -629,7 +629,8 @@ class _Seen(NamedTuple):
     tensors: list[
         tuple[dict, str, Tensor, int, torch.Size, torch.dtype]
     ]  # Each parameter or buffer is noted with owner, name, tensor, address, shape and dtype.
-    settings: list[tuple[str, Any]]  # The settings are the numbers and names among the module's attributes.
+    # Numbers and strings among a layer's attributes are its settings: if one has changed, the layer is read again.
+    settings: list[tuple[str, Any]]
     size: int | None  # The size is the number of attributes, if that never grows.
 
     def is_same(self, has_same_memory: bool = True) -> bool:

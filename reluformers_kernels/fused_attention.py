@@ -444,7 +444,7 @@ def _shares(row_sums: Tensor) -> Tensor:
 def _attend_single_query(
     query: Tensor, key: Tensor, value: Tensor, options: PassOptions, divisor: float | Tensor | None, normalizer: str
 ) -> Tensor:
-    """Attend from one query by plain PyTorch, because its single row of weights needs little memory."""
+    """Attend from one query to all keys at once, instead of in blocks; φ is elementwise or divided by its sum."""
     # Query heads are grouped by the head of keys that they share.
     shape = (len(query), key.shape[1], query.shape[1] // max(1, key.shape[1]))
     scores = (query * options.scale).reshape(*shape, -1) @ key.transpose(-1, -2)

@@ -682,7 +682,7 @@ class SiteRows:
 
 
 def regularizer_sums(sites: list[SiteRows], entropy_bound: float | None) -> Tensor:
-    r"""Sum the regulariser's terms over the rows of real queries of all layers and sites, at once in few operations.
+    r"""Sum the terms of ReLUFormer's attention regulariser over real queries of all layers and sites.
 
     With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
