@@ -148,6 +148,13 @@ def test_programs_that_ask_for_flash_take_a_repository_of_one_attention(kind, na
     keywords = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 7, "max_length_k": 7}
     found, expected = (one(**packed, **keywords).logits for one in (opened, model))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    if kind == "llama":
+        from any_model.test_continuous_batching import BATCHES, PROMPTS, SETTINGS, new_tokens  # may skip
+
+        options = {"generation_config": SETTINGS, "continuous_batching_config": BATCHES, "warmup": False}
+        outputs = opened.generate_batch(PROMPTS, progress_bar=False, **options)
+        found = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
+        assert found == {tuple(prompt): new_tokens(model, prompt) for prompt in PROMPTS}
 
 
 def test_sinks_are_refused():
