@@ -85,6 +85,8 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "base_model_tp_plan":  # transformers 5.17 adds a rule that the property below has already.
+            return
         # transformers sets fields one by one, and sets `attention` to None in its copy of a configuration for a
         # decoder.
         is_attention = name.endswith("attention") and name in self.__dataclass_fields__
