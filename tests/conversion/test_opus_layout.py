@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     MarianMTModel,
@@ -41,6 +43,11 @@ def layout(request, tmp_path_factory) -> tuple[Path, list[str]]:
     """A converted folder, and what Marian itself translates."""
     folder = tmp_path_factory.mktemp("layout")
     stock = save_opus(folder / "stock", request.param)
+    config = AutoConfig.from_pretrained(stock)
+    if transformers.__version__.startswith("5.17.") and config.vocab_size != config.decoder_vocab_size:
+        pytest.skip(
+            "Marian of transformers 5.17 ends its beam search with an error if two vocabularies differ in size"
+        )
     run_command("convert", stock, folder / "ours")
     tokenizer = MarianTokenizer.from_pretrained(stock)
     written = (
