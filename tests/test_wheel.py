@@ -43,6 +43,7 @@ def source(tmp_path_factory) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in (
+        "app",
         "configuration",
         "modeling",
         "model_cards",

@@ -81,7 +81,7 @@ def test_thresholds_of_rows(heads, shape, has_statistics, monkeypatch):
             causal_offset=5,
             needed_statistics="sums" if has_statistics else "none",
         )
-        found = fused.attention(query, key, value, options, divisor.to(query.dtype), may_write_out=False)
+        found = fused.fastest_attention(query, key, value, options, divisor.to(query.dtype), may_write_out=False)
         return [part for part in found if part is not None]
 
     leaves = (query, key, value, threshold)
