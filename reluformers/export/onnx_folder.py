@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from reluformers.app.models import describe_training, find_examples
-from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
 from reluformers.files import atomic_directory, write_json, write_text
 from reluformers.modeling.image_input import read_images
@@ -84,7 +83,8 @@ def export_onnx(
         files = record.pop("files")
         compared = _compare(task, exporter, source, unfinished, ordered)
         answers = _answers(scorer, exporter, unfinished, ordered) if scorer else {}
-        record |= {"data": rows and _about_rows(rows), "pytorch": answers.get("pytorch")}
+        about_rows = rows and {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}
+        record |= {"data": about_rows, "pytorch": answers.get("pytorch")}
         record["precisions"] = {name: {"files": files[name], **compared[name]} for name in ordered}
         for name in answers.keys() & set(ordered):
             record["precisions"][name]["answers"] = answers[name]
@@ -150,10 +150,6 @@ def _compare(
             "differing_drawn": dict(zip(exporter.searches, map(differing_rows, tokens, answers), strict=True)),
         }
     return results
-
-
-def _about_rows(rows: ScoredData) -> dict[str, Any]:
-    return {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}
 
 
 def _answers(scorer: Scorer, exporter: Exporter, folder: Path, precisions: Sequence[str]) -> dict[str, Any]:

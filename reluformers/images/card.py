@@ -27,23 +27,23 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
     """What the card's template asks for beside what it asks of every model."""
     return {
         "classes": [config.id2label[label] for label in range(config.num_labels)],
-        "image_size": _size_text(config.image_size),
+        "image_size": _size_text(config._sides()),
     }
 
 
 def describe_shape(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> dict[str, str]:
     """Rows of the card's training table on the sizes of the model."""
+    patch = [config.patch_size] * 2
     return {
-        "shape": f"{_size_text(config.image_size)} pixels, patches of {_size_text(config.patch_size)}, "
+        "shape": f"{_size_text(config._sides())} pixels, patches of {_size_text(patch)}, "
         f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
         f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
     }
 
 
-def _size_text(size: int | Sequence[int]) -> str:
+def _size_text(sides: Sequence[int]) -> str:
     """Height and width of images or patches."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return f"{height} × {width}"
+    return " × ".join(map(str, sides))
 
 
 def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: str | Path) -> list[Example]:

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 
 import onnx
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
-from reluformers.onnx.graphs import export_graph
+from reluformers.onnx.graphs import export_graph, numbered_layers
 from reluformers.onnx.precision import convert_precision
 from reluformers.onnx.sessions import OnnxModel, Session
+
+from .processing import example_pixels
 
 NAME = "model"
 
@@ -27,11 +28,9 @@ def export_image_graphs(
 
     def classify(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = model(**inputs, output_attentions=attentions)
-        layers = outputs.attentions if attentions else ()
-        return {"logits": outputs.logits, **{f"attentions.{number}": layer for number, layer in enumerate(layers)}}
+        return {"logits": outputs.logits, **numbered_layers(outputs, "attentions")}
 
-    height, width = [side * model.config.patch_size for side in model.config.grid_size]
-    pixels = torch.randn(2, model.config.num_channels, height, width)
+    pixels = example_pixels(model.config)["pixel_values"]
     graph = export_graph(model, classify, {"pixel_values": (pixels, ("batch_size", None, None, None))})
     for precision in precisions:
         yield NAME, precision, convert_precision(graph, precision)

@@ -45,7 +45,7 @@ def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
     Where `image_size` is square and at least 160 px, the shorter side is resized to 256/224 of it and the centre is
     cropped; else images are resized as a whole. It is a stock processor, which needs no torchvision.
     """
-    height, width = _sides(config)
+    height, width = config._sides()
     sizes = {"size": {"height": height, "width": width}}
     if height == width >= SMALLEST_CROPPED:
         larger = {"shortest_edge": round(height / CROP_SHARE)}
@@ -68,12 +68,5 @@ def fit_images(images: Sequence[Image.Image], processor: BaseImageProcessor, **o
 
 def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
     """Make a small batch that a vision model takes: `pixel_values` of two images of its own size."""
-    shape = torch.Size((2, config.num_channels, *_sides(config)))
+    shape = torch.Size((2, config.num_channels, *config._sides()))
     return {"pixel_values": torch.arange(shape.numel()).float().sin().view(shape)}
-
-
-def _sides(config: PreTrainedConfig) -> list[int]:
-    """Height and width that a model takes."""
-    if isinstance(config.image_size, list | tuple):
-        return list(config.image_size)
-    return [config.image_size] * 2

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 IR_VERSION = 10  # onnxruntime reads it since 1.18.
 
@@ -61,6 +62,11 @@ def export_graph(
     model.producer_version = ""
     model.ir_version = min(model.ir_version, IR_VERSION)
     return model
+
+
+def numbered_layers(outputs: ModelOutput, kind: str) -> dict[str, Tensor]:
+    """Outputs `kind.0`, `kind.1`, … of the layers' weights; none where a model gives none."""
+    return {f"{kind}.{number}": weights for number, weights in enumerate(getattr(outputs, kind) or ())}
 
 
 @contextmanager

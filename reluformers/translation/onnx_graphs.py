@@ -7,9 +7,8 @@ import onnx
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.utils import ModelOutput
 
-from reluformers.onnx.graphs import export_graph, merge_branches
+from reluformers.onnx.graphs import export_graph, merge_branches, numbered_layers
 from reluformers.onnx.precision import convert_precision
 
 ENCODER = "encoder_model"
@@ -34,15 +33,9 @@ def present_name(past: str) -> str:
     return past.replace("past_key_values", "present")
 
 
-def _numbered(outputs: ModelOutput, *kinds: str) -> dict[str, Tensor]:
-    """Outputs `kind.0`, `kind.1`, … of the layers' weights; none where a model gives none."""
-    layers = ((kind, getattr(outputs, kind) or ()) for kind in kinds)
-    return {f"{kind}.{number}": weights for kind, weights in layers for number, weights in enumerate(weights)}
-
-
 def _encode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     outputs = model.get_encoder()(**inputs, output_attentions=attentions)
-    layers = {f"encoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()}
+    layers = {f"encoder_{name}": weights for name, weights in numbered_layers(outputs, "attentions").items()}
     return {"last_hidden_state": outputs.last_hidden_state, **layers}
 
 
@@ -79,8 +72,8 @@ def _decode(model: PreTrainedModel, attentions: bool, inputs: dict[str, Tensor])
     return {
         "logits": model.lm_head(outputs.last_hidden_state),
         **{present_name(name): tensor for name, tensor in zip(names, states, strict=True)},
-        **{f"decoder_{name}": weights for name, weights in _numbered(outputs, "attentions").items()},
-        **_numbered(outputs, "cross_attentions"),
+        **{f"decoder_{name}": weights for name, weights in numbered_layers(outputs, "attentions").items()},
+        **numbered_layers(outputs, "cross_attentions"),
     }
 
 
