@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
+from reluformers.conversion.weights import read_weights
 from reluformers.files import atomic_directory
-from reluformers.saved_models import check_is_one_model, read_index
+from reluformers.saved_models import check_is_one_model
 
 from .checkpoints import TRAINING_FILES, check_finite, check_model, checkpoints_of
 
@@ -75,7 +75,7 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     for folder in folders:
         check_is_one_model(folder)
         check_model(folder)
-        last = _weights(folder)
+        last = read_weights(folder)
         check_finite(last, folder)
         shapes = [{name: weight.shape for name, weight in weights.items()} for weights in (sums, last)]
         if folder is not folders[0] and shapes[0] != shapes[1]:
@@ -87,13 +87,6 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
         name: (sums[name] / len(folders)).to(weight.dtype) if weight.is_floating_point() else weight
         for name, weight in last.items()
     }
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """Every stored tensor of a checkpoint."""
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    names = read_index(index) if index.is_file() else [SAFE_WEIGHTS_NAME]
-    return {name: weight for file in names for name, weight in load_file(folder / file).items()}
 
 
 class WeightAverage(TrainerCallback):
