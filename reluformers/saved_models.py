@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
+RESULTS_FILE = "results.json"  # Training writes it beside its model.
 EXPORT_RECORD = "export.json"  # `reluformers export` writes it into its folder.
 DTYPES = ("float32", "bfloat16", "int8")  # Models can compute in these.
 INDEX = "model.safetensors.index.json"
@@ -180,6 +181,12 @@ def check_weights(name_or_path: str | Path, info: dict) -> None:
         logger.warning(
             "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]
         )
+
+
+def read_results(folder: str | Path) -> dict[str, Any]:
+    """Content of the `results.json` of a folder; empty if there is no such file."""
+    path = Path(folder, RESULTS_FILE)
+    return read_json(path) if path.is_file() else {}
 
 
 def card_metadata(name_or_path: str) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from reluformers.evaluation.plotting import check_picture_path, plot_training_cu
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
 from reluformers.files import read_json
 from reluformers.publish.finished_run import read_recipe
+from reluformers.saved_models import read_results
 from reluformers.tasks import Task, task_named
 from reluformers.training.callbacks import median_speed
-from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.training.run_files import LOG_FILE, RECIPE_FILE
 
 ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
 
@@ -37,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
         check_picture_path(options.curves)
     logs = {folder: read_json(folder / LOG_FILE) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
-    task = common_task(evaluations)
+    (task_name,) = {evaluation.task for evaluation in evaluations.values()}
+    task = task_named(task_name)
     names = run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
     columns = list(max(rows, key=len))  # A row without some score has fewer columns.
@@ -62,12 +64,6 @@ def run_names(folders: list[Path]) -> dict[Path, str]:
     return {folder: name if counts[name] == 1 else str(folder) for folder, name in names.items()}
 
 
-def common_task(evaluations: dict[Path, Evaluation]) -> Task:
-    """The task of all runs; a `ValueError` where there are several, or it is not known."""
-    (name,) = {evaluation.task for evaluation in evaluations.values()}
-    return task_named(name)
-
-
 def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: Evaluation) -> dict[str, str]:
     """Column → cell of a run."""
     attention = evaluation.attention.overall.cells() if evaluation.attention else {}
@@ -75,7 +71,7 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
         "run": name,
         **evaluation.cells(),
         f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
-        "parameters": _number(read_json(folder / RESULTS_FILE).get("parameters"), ","),
+        "parameters": _number(read_results(folder).get("parameters"), ","),
         task.speed_unit: _number(median_speed(log, task.speeds), ",.0f"),
         **{column: attention.get(column, MISSING) for column in ATTENTION_COLUMNS},
     }

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reluformers.data.names import named_split
-from reluformers.files import check_output_files, read_json
-from reluformers.saved_models import model_files, to_accelerator
+from reluformers.files import check_output_files
+from reluformers.saved_models import model_files, read_results, to_accelerator
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
@@ -99,7 +99,7 @@ class Scorer:
             model=str(self.options.model),
             data=data,
             seconds=round(seconds, 3),
-            circumstances=current_circumstances(self.model.device, seed=_training_seed(self.options.model)),
+            circumstances=current_circumstances(self.model.device, seed=read_results(self.options.model).get("seed")),
             **self.count(answers),
         )
         if self.options.output:  # Save scores first: pictures may fail, and the report takes more memory.
@@ -110,11 +110,3 @@ class Scorer:
             if self.options.output:
                 evaluation.save(self.options.output)
         return evaluation
-
-
-def _training_seed(model: str | Path) -> int | None:
-    """The seed in the results.json beside a model, if there is one."""
-    results = Path(model, "results.json")
-    if results.is_file():
-        return read_json(results).get("seed")
-    return None

@@ -20,10 +20,10 @@ from reluformers.evaluation.plotting import plot_attention_report, plot_training
 from reluformers.evaluation.results import METRICS, Evaluation, Example
 from reluformers.files import read_json, write_text
 from reluformers.papers import attention_source, formula
-from reluformers.saved_models import CARD_FILE, card_metadata
+from reluformers.saved_models import CARD_FILE, card_metadata, read_results
 from reluformers.training.run_files import CONFUSION_FILE, CURVES_FILE
 
-from .finished_run import FinishedRun, read_finished_run, read_results
+from .finished_run import FinishedRun, read_finished_run
 from .markdown import Markup, code, escape, paragraph, row
 
 ATTENTION_PICTURE = "attention.png"

@@ -9,9 +9,9 @@ from transformers import PreTrainedConfig
 from reluformers.data.names import named_split
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
 from reluformers.files import read_json
-from reluformers.saved_models import load_config
+from reluformers.saved_models import load_config, read_results
 from reluformers.tasks import Task, task_of_model_type
-from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.training.run_files import LOG_FILE, RECIPE_FILE
 from reluformers.training.yaml_files import read_yaml
 
 
@@ -89,9 +89,3 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
     recipe = read_yaml(path) if path.is_file() else {}
     return {name: section for name, section in recipe.items() if name != "task"}
-
-
-def read_results(folder: str | Path) -> dict[str, Any]:
-    """Content of the `results.json` of a folder; empty if there is no such file."""
-    path = Path(folder) / RESULTS_FILE
-    return read_json(path) if path.is_file() else {}

@@ -9,12 +9,11 @@ import transformers
 from safetensors.torch import save
 
 from reluformers.files import read_json, write_json
-from reluformers.saved_models import load_model
+from reluformers.saved_models import load_model, read_results
 from reluformers.tasks import task_of_model_type
 from reluformers.training.checkpoints import check_finite
 
 from .clean_process import answer_in_clean_process
-from .finished_run import read_results
 from .release import CHECK_FILE, read_config
 
 LOGIT_TOLERANCE = 1e-5

@@ -16,10 +16,10 @@ from reluformers.data.names import is_hub_id
 from reluformers.files import stamp, write_text
 from reluformers.saved_code.payload import HANDLER_FILE
 from reluformers.saved_code.registry import endpoint_code
+from reluformers.saved_models import read_results
 from reluformers.tasks import task_named
 
 from .card import CARD_FILE, MARK, write_card
-from .finished_run import read_results
 from .folder_check import check_folder
 from .release import REMOVED, read_saved_model, refuse_foreign_code, refuse_tokens, stage_files
 

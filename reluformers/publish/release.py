@@ -17,9 +17,9 @@ from reluformers.families import config_class_of
 from reluformers.files import read_json, write_json
 from reluformers.saved_code.payload import payload_names
 from reluformers.saved_code.registry import auto_map, code_of, custom_pipelines
-from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS
+from reluformers.saved_models import INDEX, RESULTS_FILE, TOKENIZER_FILES, WEIGHTS
 from reluformers.tasks import task_of_model_type
-from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
+from reluformers.training.run_files import LOG_FILE, RECIPE_FILE, UNFINISHED_MODEL
 from reluformers.training.yaml_files import read_yaml, to_yaml
 from reluformers.translation.tokenization import TARGET_FOLDER
 

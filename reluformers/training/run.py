@@ -17,6 +17,7 @@ from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
+from reluformers.saved_models import RESULTS_FILE
 
 from .averaging import load_average
 from .callbacks import GiveBackMemory
@@ -29,7 +30,7 @@ from .checkpoints import (
     step_of,
 )
 from .recipe import Recipe, TaskTrainingArguments
-from .run_files import CURVES_FILE, LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
+from .run_files import CURVES_FILE, LOG_FILE, RECIPE_FILE, UNFINISHED_MODEL
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
