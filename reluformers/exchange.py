@@ -5,7 +5,6 @@ exchange_attention(model, "rela-g")
 """
 
 import inspect
-import json
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import initialization as init
 
 from .attentions import check_attention, is_ours, watch_first_forward
 from .configuration.configuration_attention import AttentionConfig
+from .files import read_json, write_json
 from .modeling.attention_interface import InterfaceAttention
 from .modeling.modeling_exchanged import (
     IMPLEMENTATION,
@@ -119,9 +119,8 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
         **exchanged,
         "sites": _sites(model),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / ADAPTER_CONFIG, text)
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
@@ -132,7 +131,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         RuntimeError: its weights are not those of its attention.
     """
     folder = Path(folder)
-    saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    saved = read_json(folder / ADAPTER_CONFIG)
     sites = saved.get("sites", list(saved["modules"]))
     own = _sites(model)
     if (saved["base_class"], sites) != (type(model).__name__, own):

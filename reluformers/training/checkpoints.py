@@ -18,7 +18,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from reluformers.files import sync, write_text
+from reluformers.files import read_json, sync, write_text
 from reluformers.saved_models import TOKENIZER_FILES
 
 logger = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST_FILE
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
         is_whole = manifest.pop("sha256") == _digest(manifest) and manifest["format_version"] == FORMAT_VERSION
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError):
         is_whole = False
     if not is_whole or manifest["step"] != step_of(folder) or (folder / UNFINISHED_FILE).exists():
         raise ValueError(f"{path}: is missing, damaged or of another one, so this is no complete checkpoint")
