@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 from transformers.utils import cached_file
@@ -16,6 +15,7 @@ from transformers.utils import cached_file
 from reluformers.data.batching import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
 from reluformers.saved_models import load_model, set_precision, to_accelerator
+from reluformers.training.yaml_files import read_yaml
 from reluformers_kernels import SearchMixin, explain_search
 
 from .tokenization import Tokenizer, Tokenizers, encode_texts, load_tokenizers
@@ -186,10 +186,10 @@ def saved_languages(name_or_path: str | Path) -> tuple[str | None, str | None]:
     languages: dict[str, str] = {}
     for name, section in _LANGUAGE_FILES.items():
         try:
-            content = yaml.safe_load(Path(cached_file(str(name_or_path), name)).read_text(encoding="utf-8"))
+            content = read_yaml(cached_file(str(name_or_path), name))
             content = content.get(section) or {} if section else content
             languages = {key: content[key] for key in _LANGUAGES if isinstance(content.get(key), str)} | languages
-        except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        except (OSError, ValueError, AttributeError):
             continue  # Code that needs the file will say what is wrong with it.
     return languages.get(_LANGUAGES[0]), languages.get(_LANGUAGES[1])
 

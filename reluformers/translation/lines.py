@@ -11,7 +11,7 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedModel
@@ -204,18 +204,13 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
         The file to write to, and how many lines it has already.
 
     Raises:
-        ValueError: another call is writing the same lines.
+        Timeout: another call is writing the same lines; it is an OSError of filelock.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     part = target.with_name(f"{target.name}.{digest[:8]}.part")
-    lock = FileLock(f"{part}.lock", timeout=0)  # The system frees the lock when the process ends.
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(f"{part}: another call is writing it") from error
-    try:
+    with FileLock(f"{part}.lock", timeout=0) as lock:  # The system frees the lock when the process ends.
         with open(part, "a+b") as file:
             file.seek(0)
             # A killed call may have cut the last line short.
@@ -224,7 +219,5 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
         with open(part, "a", encoding="utf-8", newline="\n") as text:
             yield text, len(whole)
         part.replace(target)
-    finally:
         with suppress(PermissionError):  # Windows removes no open file; there the release does it.
             os.unlink(lock.lock_file)
-        lock.release()
