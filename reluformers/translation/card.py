@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from reluformers.evaluation.results import Example
 
@@ -12,23 +13,6 @@ from .decoding import load_translation_model, saved_search, translate
 from .tokenization import TARGET_FOLDER
 
 SHOWN_EXAMPLES = 3
-
-_LANGUAGES = {
-    "be": "Belarusian",
-    "az": "Azerbaijani",
-    "cs": "Czech",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "gl": "Galician",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
 
 
 def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[str, Any]:
@@ -39,7 +23,7 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
         languages: codes of source and target, as far as they are known.
     """
     return {
-        "languages": [_LANGUAGES.get(code, code) for code in languages],
+        "languages": [LANGUAGES[code].title() if code in LANGUAGES else code for code in languages],
         "positions": config.max_position_embeddings,
         "target_folder": None if config.decoder_vocab_size is None else TARGET_FOLDER,
     }
