@@ -7,7 +7,7 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,13 +74,13 @@ class TaskTrainingArguments(TrainingArguments):
         disable_tqdm: print lines of the log instead of a progress bar; without a terminal there are always lines.
     """
 
-    average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
-    ema_decay: float | None = field(default=None, metadata={"help": "Decay of a moving average of the weights."})
-    early_stopping_patience: int | None = field(default=None, metadata={"help": "Evaluations without a better one."})
+    average_last: int = 0
+    ema_decay: float | None = None
+    early_stopping_patience: int | None = None
     # A loss that is not finite belongs in the log, and filtering would make the host wait for every step.
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
+    logging_nan_inf_filter: bool = False
     # Every parameter of our models takes part in every step, so DDP need not search for idle ones.
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for idle parameters."})
+    ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self):
         # Without an accelerator transformers refuses bf16 unless use_cpu is set.

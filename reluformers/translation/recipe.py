@@ -123,9 +123,9 @@ class TranslationTrainingArguments(TaskTrainingArguments, Seq2SeqTrainingArgumen
         ValueError: a field has a value that is not allowed beside the others.
     """
 
-    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch on one device."})
-    schedule: Literal["noam", "warmup_then_plateau"] | None = field(default=None, metadata={"help": "Of the papers."})
-    evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
+    max_tokens: int = 4096
+    schedule: Literal["noam", "warmup_then_plateau"] | None = None
+    evaluate_bleu: bool = True
 
     def __post_init__(self):
         super().__post_init__()
