@@ -55,20 +55,10 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         sys.exit(EXIT_ERROR)
 
 
-def describe_error(error: BaseException, named: str | os.PathLike | None = None) -> str:
-    """Say in one line what an exception means.
-
-    Args:
-        error: Any exception.
-        named: The file that the message around it names already.
-
-    Returns:
-        Its message without line breaks, behind the name of its class where that says more.
-    """
+def describe_error(error: BaseException) -> str:
+    """Say in one line what an exception means: its message, behind the name of its class where that says more."""
     path = getattr(error, "filename", None)
     if isinstance(error, OSError) and error.strerror and path:
-        if named is not None and os.fspath(named) == path:
-            return error.strerror
         return f"{path}: {error.strerror}"
     message = str(error)
     if "Original Traceback" in message:  # A DataLoader puts the traceback of its worker before the message.

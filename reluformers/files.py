@@ -111,7 +111,7 @@ def read_json(path: str | os.PathLike) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # Endless brackets are a RecursionError.
-        raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+        raise ValueError(f"{path}: cannot be read ({describe_error(error)})") from error
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:

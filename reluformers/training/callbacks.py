@@ -153,14 +153,15 @@ class EarlyStopping(EarlyStoppingCallback):
             super().on_evaluate(args, state, control, metrics, **kwargs)
 
 
-def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed, for this process and for good; whether it can (glibc alone).
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for this process and for good, if it can (glibc alone).
 
     Each update frees its logits and their gradients, and makes them again. glibc gives so large pieces back to the
     kernel, which zeroes every page of the next ones: a quarter of the time of a small model.
     """
-    mallopt = _of_c_library("mallopt")
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, LARGEST))
+    if mallopt := _of_c_library("mallopt"):
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, LARGEST)
 
 
 class GiveBackMemory(TrainerCallback):

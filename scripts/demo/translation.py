@@ -42,9 +42,7 @@ def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:
     return translate(model, tokenizers, [row.source for row in rows], **saved_search(model.generation_config))
 
 
-def first_of_each_kind(
-    rows: Sequence[Row], translations: Sequence[str], count: int = len(KINDS)
-) -> list[tuple[Row, str]]:
+def first_of_each_kind(rows: Sequence[Row], translations: Sequence[str], count: int) -> list[tuple[Row, str]]:
     """The first row of each kind with its translation, in the order of `KINDS`, at most `count`."""
     first = {row.kind: (row, text) for row, text in reversed(list(zip(rows, translations, strict=True)))}
     return [first[kind] for kind in KINDS if kind in first][:count]
