@@ -96,5 +96,5 @@ def describe(evaluation: Evaluation) -> list[str]:
             score = evaluation.scores[name]
             lines.append(f"{metric.title}: {metric.format(score.value)}  {score.signature or ''}".rstrip())
     data = evaluation.data
-    speed = f"{evaluation.rows_per_second:.1f} per second on {evaluation.circumstances.device}"
+    speed = f"{data.rows / evaluation.seconds:.1f} per second on {evaluation.circumstances.device}"
     return [*lines, f"{data.rows} {data.unit}, {speed}"]

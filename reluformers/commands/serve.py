@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     set_precision(handler.pipeline.model, options.dtype)
     server = build_server(handler, title=Path(options.model).resolve().name)
     host, port = bound.getsockname()[:2]
-    note = note_on_search(handler.pipeline.model) if handler.task == "translation" else ""
+    note = note_on_search(handler.pipeline.model)
     print(f"{options.model} is served at http://{host}:{port}, described at http://{host}:{port}/docs", flush=True)
     if note:
         print(note, flush=True)

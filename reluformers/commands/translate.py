@@ -66,8 +66,9 @@ def run(options: argparse.Namespace) -> None:
     check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
     model, tokenizers = load(options)
     search = saved_search(model.generation_config)
-    search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
-    note = note_on_search(model, **search) if options.runtime == "torch" else ""
+    if options.num_beams is not None:
+        search["num_beams"] = options.num_beams
+    note = note_on_search(model, **search)
     if options.runtime == "torch" and model.config.model_type in SOURCES:
         note = "transformers' search translates; compiled code does for what `reluformers convert` makes of this model"
     if note:

@@ -120,9 +120,7 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
 
 def best_layer(shares: list[float]) -> int:
     """The layer of the largest share; of equal ones the last but one, else the first."""
-    best = [layer for layer, share in enumerate(shares) if share == max(shares)]
-    usual = max(len(shares) - 2, 0)
-    return usual if usual in best else best[0]
+    return max(range(len(shares)), key=lambda layer: (shares[layer], layer == len(shares) - 2))
 
 
 def same_words(source: list[str], target: list[str]) -> list[Link]:

@@ -113,13 +113,6 @@ class Evaluation:
     classes: dict[str, dict[str, Any]] | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
 
-    @property
-    def rows_per_second(self) -> float | None:
-        """Rows that were answered in a second, with all that belongs to answering them."""
-        if self.data.rows and self.seconds:
-            return self.data.rows / self.seconds
-        return None
-
     def cells(self) -> dict[str, str]:
         """Column → text of every score, in the order of `METRICS`."""
         known = {METRICS[name]: self.scores[name].value for name in METRICS if name in self.scores}

@@ -50,7 +50,8 @@ def check_folder(folder: Path, renew: bool = False, store: bool = False) -> Fold
             answers are not the stored ones.
     """
     task = task_of_model_type(read_config(folder)["model_type"])
-    stored = [] if renew else read_answers(folder)
+    is_used = (folder / CHECK_FILE).is_file() and not renew
+    stored = read_json(folder / CHECK_FILE)["answers"] if is_used else []
     model = load_model(task.auto_class, folder, dtype=torch.float32)
     check_finite(model.state_dict(), folder)
     inputs = task.example_inputs(model.config)
@@ -82,14 +83,6 @@ def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
     return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]
-
-
-def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """The answers that a folder holds; none if it has no `CHECK_FILE`."""
-    path = folder / CHECK_FILE
-    if path.is_file():
-        return read_json(path)["answers"]
-    return []
 
 
 def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]) -> list[str]:

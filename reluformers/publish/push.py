@@ -99,7 +99,7 @@ def push_to_hub(
             _pin(card, name)
         if any(stamp(path) != before for path, before in stamps.items()):
             raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
-        is_new = hub.release(staging, name, private, report, confirm)
+        is_new = hub.release(staging, name, report, confirm)
         return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, _licence(card), is_new, hub.private)
 
 
@@ -161,14 +161,7 @@ class _Repository:
         gone = filter_repo_objects(sorted(self.files.keys() - paths.keys()), allow_patterns=list(REMOVED))
         return [*(CommitOperationAdd(*file) for file in added), *(CommitOperationDelete(name) for name in gone)]
 
-    def release(
-        self,
-        staging: Path,
-        name: str,
-        private: bool,
-        report: Callable[[str], None],
-        confirm: Callable[[str], bool],
-    ) -> bool:
+    def release(self, staging: Path, name: str, report: Callable[[str], None], confirm: Callable[[str], bool]) -> bool:
         """Upload the release in a folder and tag it; return whether there was something to upload."""
         changes = self.changes(staging)
         if name in self.tags and (changes or self.tags[name] != self.head):
@@ -188,7 +181,7 @@ class _Repository:
             ).oid
         if name not in self.tags:
             self.api.create_tag(self.repo_id, tag=name, revision=self.head)
-        if not self.exists and not private:
+        if not self.exists and not self.private:
             self.api.update_repo_settings(self.repo_id, private=False)
         return is_new
 

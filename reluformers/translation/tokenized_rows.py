@@ -105,9 +105,7 @@ def _arrow_blocks(dataset: Dataset, *columns: str) -> Iterator[pa.Table]:
 def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
     """Lengths int32 [rows] of a column of lists, such as "input_ids"."""
     lengths = [pc.list_value_length(block[column]).to_numpy() for block in _arrow_blocks(dataset, column)]
-    if lengths:
-        return np.concatenate(lengths).astype(np.int32)
-    return np.zeros(0, dtype=np.int32)
+    return np.concatenate([np.zeros(0, dtype=np.int32), *lengths], dtype=np.int32)
 
 
 def describe_tokens(dataset: Dataset) -> dict[str, Any]:
@@ -166,9 +164,7 @@ def clean(
 def _blank(dataset: Dataset, column: str) -> np.ndarray:
     blocks = _arrow_blocks(dataset, column)
     blank = [pc.equal(pc.utf8_trim_whitespace(block[column]), "").to_numpy() for block in blocks]
-    if blank:
-        return np.concatenate(blank)
-    return np.zeros(0, dtype=bool)
+    return np.concatenate([np.zeros(0, dtype=bool), *blank])
 
 
 def pack_documents(
