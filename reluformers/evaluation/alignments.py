@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batching import PairCollator, length_batches
 from reluformers.modeling.pipeline_translation import most_positions, split_text, sum_over_words
@@ -83,12 +83,6 @@ def _links(sums: Tensor) -> list[Link]:
     return [(index, word) for word, index in enumerate(indices.tolist()) if best[word] > 0]
 
 
-def decoder_layers(config: PreTrainedConfig) -> int:
-    """Number of decoder layers, by any name that transformers has for it."""
-    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
-    return layers or config.get_text_config(decoder=True).num_hidden_layers
-
-
 def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Dataset) -> tuple[list[float], int | None]:
     """Measure how well each decoder layer aligns the words that a translation takes over: names, numbers.
 
@@ -108,13 +102,12 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
     """
     hits = Counter()
     links = 0
-    layers = range(decoder_layers(model.config))
     rows = list(islice(zip(pairs["source"], pairs["target"], strict=True), MEASURED_ROWS))
     for (source, target), aligned in zip(rows, word_alignments(model, tokenizers, rows), strict=True):
         known = same_words(source.split(), target.split())
         links += len(known)
-        hits.update(layer for layer in layers for link in aligned[layer] if link in known)
-    shares = [hits[layer] / links for layer in layers] if links else []
+        hits.update(layer for layer, own in enumerate(aligned) for link in own if link in known)
+    shares = [hits[layer] / links for layer in range(len(aligned))] if links else []
     return shares, best_layer(shares) if links >= LEAST_LINKS else None
 
 

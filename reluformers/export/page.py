@@ -104,13 +104,12 @@ def export_page(
         for path in SITE.iterdir():
             shutil.copyfile(path, unfinished / path.name)
         entries = [_add_model(model, unfinished, precision) for model in models]
-        runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
         if bundle:
             _bundle(None if bundle is True else Path(bundle), unfinished / "runtime")
-            runtime = {
-                key: {"url": f"runtime/{pinned.name}", "integrity": pinned.integrity}
-                for key, pinned in RUNTIME.items()
-            }
+        runtime = {
+            key: {"url": f"runtime/{pinned.name}" if bundle else pinned.url, "integrity": pinned.integrity}
+            for key, pinned in RUNTIME.items()
+        }
         sizes = [pinned.size for pinned in RUNTIME.values()]
         sizes += [(unfinished / entry["path"] / name).stat().st_size for entry in entries for name in entry["graphs"]]
         page = {"runtime": runtime, "models": entries, "bytes": sum(sizes)}

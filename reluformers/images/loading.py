@@ -25,7 +25,6 @@ from reluformers.data.sources import (
     split_name,
     take_options,
     take_slice,
-    take_split,
 )
 
 from .processing import IMAGE, LABEL, decode_image, image_file
@@ -123,7 +122,7 @@ def _read(source: Any, split: str) -> Dataset:
     source, options = take_options(source)
     is_of_split = isinstance(source, dict)
     if is_of_split:
-        source = take_split(source, name)
+        source = source[name]
     if not isinstance(source, list):
         path = Path(os.path.expanduser(source))
         if path.is_dir():
@@ -132,8 +131,9 @@ def _read(source: Any, split: str) -> Dataset:
             source = [path]
         else:
             return read_hub(str(source), split, options)
-    rows = read_parquet([os.path.expanduser(file) for file in source]) if isinstance(source, list) else None
-    return take_slice(_read_folder(source) if rows is None else rows, split)
+    is_parquet = isinstance(source, list)
+    rows = read_parquet(list(map(os.path.expanduser, source))) if is_parquet else _read_folder(source)
+    return take_slice(rows, split)
 
 
 def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:

@@ -49,9 +49,6 @@ class Task:
     speed_unit: str
     card: Any
 
-    def __str__(self) -> str:
-        return self.name.replace("-", " ")
-
     @property
     def card_template(self) -> str:
         """The blocks that fill the template of model cards."""

@@ -19,7 +19,6 @@ from reluformers.data.sources import (
     split_name,
     take_options,
     take_slice,
-    take_split,
 )
 from reluformers.files import iterate_lines
 
@@ -145,7 +144,7 @@ def _resolve(
     source, options = take_options(source)
     name = split_name(split)
     if isinstance(source, dict) and set(source) != {"source", "target"}:
-        source = take_split(source, name)
+        source = source[name]
     if isinstance(source, list | dict):
         return _check_files(source), options
     path = Path(os.path.expanduser(source))
@@ -175,9 +174,7 @@ def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> lis
     sides = [[folder / f"{name}.{language}{ending}" for language in languages] for ending in ("", ".gz")]
     texts = [dict(zip(("source", "target"), pair, strict=True)) for pair in sides if all(map(Path.is_file, pair))]
     if len(rows) > 1 or not (rows or texts):
-        present = f"{', '.join(sorted(os.listdir(folder))):.200}"
-        wanted = f"{names[0]} or the like, or {name}.{languages[0]} and .{languages[1]}"
-        raise ValueError(f"{folder}: has no files, or several, for split {name!r}: {wanted}; found {present}")
+        raise ValueError(f"{folder}: has no files, or several, for split {name!r}, such as {names[0]}")
     return _check_files((rows or texts)[0])
 
 
