@@ -12,7 +12,6 @@ from .configuration.configuration_attention import AttentionConfig
 class Paper(NamedTuple):
     """A paper on arXiv, with its entry in model_cards/papers.bib."""
 
-    key: str
     title: str
     arxiv: str
     bibtex: str
@@ -36,7 +35,7 @@ def _read_papers() -> dict[str, Paper]:
     for entry in text.strip().split("\n\n"):
         fields = dict(re.findall(r"^  (\w+) += \{(.*)\}", entry, re.MULTILINE))
         key = entry.partition("{")[2].partition(",")[0]
-        papers[key] = Paper(key, fields["title"], fields["eprint"], entry)
+        papers[key] = Paper(fields["title"], fields["eprint"], entry)
     return papers
 
 

@@ -19,7 +19,7 @@ and num_workers. A data set of the Hub has data_config and data_revision.
 import argparse
 from typing import Any
 
-from reluformers.data.checked_fields import check_fields
+from reluformers.data.checked_fields import PlainText, check_fields
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.evaluation.scorer import ScoringOptions
@@ -44,7 +44,6 @@ OTHERS = {
     "predictions": "text file for the translations, one per line",
     "confusion_matrix": "picture of the predicted class of each true class, .png or .svg",
 }
-NUMBERS = ("max_tokens", "batch_size", "num_beams")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser, options: dict[str, st
     """Add options for some fields of a scorer's options, name → help, and NAME=VALUE for all others."""
     parser.add_argument("changes", nargs="*", default=[], metavar="NAME=VALUE", help="one more field")
     for name, text in options.items():
-        parser.add_argument(f"--{name}", type=int if name in NUMBERS else str, help=text)
+        parser.add_argument(f"--{name}", type=PlainText, help=text)
     parser.add_argument("--trust_remote_code", action="store_true", help="run the model code of the repository")
 
 

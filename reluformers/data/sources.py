@@ -171,19 +171,15 @@ def read_with(
         options: For the function.
     """
     with explain_read_errors(""):  # The function names the file in its errors.
-        options = {"files": files, "stamps": _stamps(files), **options}
+        paths = files.values() if isinstance(files, dict) else files
+        # A file that has changed is read again. They are a dict, as `datasets` would take a list for shards.
+        stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}
+        options = {"files": files, "stamps": stamps, **options}
         builder = Tables(read=read, options=options, features=features)
         if streaming:
             return builder.as_streaming_dataset("data")
         builder.download_and_prepare()
         return builder.as_dataset("data")
-
-
-def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:
-    """What tells files from others of these names, in a cache: a changed file is read again."""
-    paths = files.values() if isinstance(files, dict) else files
-    # A dict, as `datasets` would take a list for shards.
-    return {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:

@@ -57,10 +57,9 @@ class ScoringOptions:
     @property
     def source(self) -> str | dict[str, Any]:
         """Where the rows are, as the tasks' loaders take it."""
-        options = {"name": self.data_config, "revision": self.data_revision}
-        if all(value is None for value in options.values()):
+        if isinstance(self.data, dict):
             return self.data
-        return {"path": self.data, **options}
+        return {"path": self.data, "name": self.data_config, "revision": self.data_revision}
 
 
 class Scorer:
