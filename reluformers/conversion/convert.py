@@ -133,7 +133,10 @@ def build_model(
         may_miss.append(r"classifier\.")
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
     if preset is not None:  # Weights that only one of the two attentions has may be missing or left over.
-        weights = _fit_variant(model_class, config, weights)
+        with torch.device("meta"):
+            expected = model_class(config).state_dict().keys()
+        names = [name for name in weights if name in expected or not VARIANT_WEIGHTS.search(name)]
+        weights = {name: weights[name] for name in names}
         may_miss.append(f".*{VARIANT_WEIGHTS.pattern}")
     model = load_renamed(model_class, config, weights, opened.name_or_path, may_miss=may_miss)
     if opened.generation_config is not None:
@@ -274,13 +277,6 @@ def origin(name_or_path: str) -> dict[str, Any]:
         "base_model": card.get("base_model") if Path(name_or_path).exists() else name_or_path,
         "license": card.get("license"),
     }
-
-
-def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, weights: State) -> State:
-    """The weights without what another attention had."""
-    with torch.device("meta"):
-        expected = model_class(config).state_dict().keys()
-    return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
 
 
 def _generation_config(name_or_path: str, config: PreTrainedConfig) -> GenerationConfig | None:

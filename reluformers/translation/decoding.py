@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,28 +213,19 @@ def wu_length_penalty(model: Any) -> Any:
     ReLA and QKNorm with α = 0.6.
     """
     generator = copy.copy(model)
-    # They come from the class, so that a copy of a copy does not shift the length twice.
-    finish = type(generator)._update_finished_beams
+
+    def shifted(method: Callable[..., Any], scores: str) -> Callable[..., Any]:
+        def call(**state: Any) -> Any:
+            state[scores] = state[scores] * (_OFFSET + 1) ** state["length_penalty"]
+            state["decoder_prompt_len"] = state["decoder_prompt_len"] - _OFFSET
+            return method(**state)
+
+        return call
+
+    # The methods come from the class, so that a copy of a copy does not shift the length twice.
+    finish = partial(type(generator)._update_finished_beams, generator)
+    generator._update_finished_beams = shifted(finish, "topk_log_probs")
+    generator._update_finished_beams.penalty_offset = _OFFSET  # The compiled search reads the offset here.
     may_improve = type(generator)._check_early_stop_heuristic
-
-    def update_finished_beams(*, topk_log_probs, decoder_prompt_len, length_penalty, **state):
-        return finish(
-            generator,
-            topk_log_probs=topk_log_probs * (_OFFSET + 1) ** length_penalty,
-            decoder_prompt_len=decoder_prompt_len - _OFFSET,
-            length_penalty=length_penalty,
-            **state,
-        )
-
-    def check_early_stop_heuristic(*, running_beam_scores, decoder_prompt_len, length_penalty, **state):
-        return may_improve(
-            running_beam_scores=running_beam_scores * (_OFFSET + 1) ** length_penalty,
-            decoder_prompt_len=decoder_prompt_len - _OFFSET,
-            length_penalty=length_penalty,
-            **state,
-        )
-
-    update_finished_beams.penalty_offset = _OFFSET  # The compiled search reads the offset here.
-    generator._update_finished_beams = update_finished_beams
-    generator._check_early_stop_heuristic = check_early_stop_heuristic
+    generator._check_early_stop_heuristic = shifted(may_improve, "running_beam_scores")
     return generator
