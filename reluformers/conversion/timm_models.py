@@ -34,10 +34,10 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
         given: fields that the user gives, such as `num_attention_heads`, which shapes do not tell.
 
     Raises:
-        KeyError: it is no plain Vision Transformer, or its heads cannot be told.
+        LookupError: it is no plain Vision Transformer, or its heads cannot be told.
     """
-    options = dict(config.get("model_args") or {})
-    pretrained = dict(config.get("pretrained_cfg") or {})
+    options = config.get("model_args") or {}
+    pretrained = config.get("pretrained_cfg") or {}
     width, channels, *sides = weights["patch_embed.proj.weight"].shape
     patch_size = square_side(sides)
     pool = config.get("global_pool", options.get("global_pool", "token"))
@@ -45,6 +45,7 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
     prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
     image_size = _image_size(pretrained, options)
     grid = math.prod(side // patch_size for side in image_size)
+    heads = given.get("num_attention_heads") or options.get("num_heads")
     labels = config.get("label_names") or [f"LABEL_{i}" for i in range(len(weights["head.weight"]))]
     return {
         "hidden_size": width,
@@ -52,7 +53,7 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
         "patch_size": patch_size,
         "image_size": image_size[0] if len(set(image_size)) == 1 else image_size,
         "num_hidden_layers": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
-        "num_attention_heads": given.get("num_attention_heads") or _heads(config, options),
+        "num_attention_heads": heads or HEADS[config["architecture"].split("_")[1]],
         "intermediate_size": len(weights["blocks.0.mlp.fc1.weight"]),
         "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
         "attention_output_bias": "blocks.0.attn.proj.bias" in weights,
@@ -97,7 +98,7 @@ def from_timm(weights: State, pooling: str) -> State:
 
 def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
     """The stock image processor that does what timm does before an evaluation: resize, crop the centre, normalise."""
-    pretrained = dict(config.get("pretrained_cfg") or {})
+    pretrained = config.get("pretrained_cfg") or {}
     height, width = _image_size(pretrained, config.get("model_args") or {})
     mode = pretrained.get("crop_mode") or "center"
     share = pretrained.get("crop_pct", 0.875)
@@ -125,8 +126,3 @@ def _image_size(pretrained: Mapping[str, Any], options: Mapping[str, Any]) -> li
     if isinstance(size, int):
         return [size, size]
     return list(size)
-
-
-def _heads(config: Mapping[str, Any], options: Mapping[str, Any]) -> int:
-    words = str(config["architecture"]).split("_")
-    return options.get("num_heads") or HEADS[words[1] if len(words) > 1 else ""]

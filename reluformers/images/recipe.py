@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from reluformers.data.sources import DataSection
 from reluformers.families import vision_config
-from reluformers.training.recipe import Recipe, TaskTrainingArguments
+from reluformers.training.recipe import Recipe
 
 from .augmentation import Augmentation
 
@@ -38,7 +38,6 @@ class ImageRecipe(Recipe):
 
     task: ClassVar[str] = "image-classification"
     make_config = staticmethod(vision_config)
-    arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
     model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "size")
     decided_fields: ClassVar[Collection[str]] = ("id2label", "label2id", "num_labels")
 

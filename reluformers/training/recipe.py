@@ -50,11 +50,6 @@ class TransferOptions:
         check_number("model", "distillation", self.distillation, "[0, 1]")
         check_number("model", "attention_distillation", self.attention_distillation, "[0, inf)")
 
-    @property
-    def is_distilled(self) -> bool:
-        """Whether the original is asked about every batch."""
-        return self.distillation > 0 or self.attention_distillation > 0
-
 
 # A recipe must not set these fields, which are options of `train`.
 _IDLE = ("output_dir", "resume_from_checkpoint")
@@ -137,7 +132,7 @@ class Recipe:
 
     # The head of a recipe file names the task by this word.
     task: ClassVar[str]
-    arguments_class: ClassVar[type[TaskTrainingArguments]]
+    arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
     # These keys of the model section are no fields of the configuration.
     model_options: ClassVar[tuple[str, ...]] = ("preset", *_START)
     # These fields of the configuration follow from the data.

@@ -134,7 +134,7 @@ def add_transfer(trainer: "TaskTrainer", recipe: Recipe, new_labels: dict[str, A
     """
     options = recipe.transfer
     args = trainer.args
-    if not options.is_distilled:
+    if options.distillation == options.attention_distillation == 0:
         return
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # Its first pass has no gradient.
     in_pieces = trainer.accelerator.is_fsdp2 or args.deepspeed or args.n_gpu > 1
