@@ -207,9 +207,10 @@ def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, ca
     degree = DEGREES[module.attention.activation]
     heads = module.q_proj.out_features // head_dim
     shifts = [torch.zeros(heads, head_dim)]
+    bias = None
     if module.k_proj.bias is not None:
+        bias = module.k_proj.bias.data
         shifts += [_key_shift(reference, calls, temperature) for temperature in TEMPERATURES]
-    bias = None if module.k_proj.bias is None else module.k_proj.bias.data
     best_error = torch.full((heads,), torch.inf)
     best_shift = shifts[0]
     best_scale = torch.ones(heads)

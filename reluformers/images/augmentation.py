@@ -89,8 +89,7 @@ class Augmentation:
         parameter = torch.tensor(self.mixup, dtype=torch.float64)
         share = float(torch.distributions.Beta(parameter, parameter).sample())
         share = max(share, 1 - share)
-        mixed = [share * values + (1 - share) * values.roll(1, 0) for values in (pixel_values, targets)]
-        return mixed[0], mixed[1]
+        return tuple(share * values + (1 - share) * values.roll(1, 0) for values in (pixel_values, targets))
 
 
 @dataclass

@@ -17,7 +17,6 @@ from accelerate.utils import parse_flag_from_env
 from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import is_in_notebook
 
-from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.configuration.field_checks import check_number
 from reluformers.conversion.convert import exchanged_config, open_source
 from reluformers.data.checked_fields import check_fields, check_mapping, check_name, read_as
@@ -234,9 +233,7 @@ class Recipe:
     @classmethod
     def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The model section; the values themselves are checked by the configuration class."""
-        preset = values.get("preset", "softmax")
-        check_name(preset, ATTENTION_PRESETS, "model.preset")
-        config_class = type(cls.make_config(preset))
+        config_class = type(cls.make_config(values.get("preset", "softmax")))
         given = read_as(TransferOptions, {name: values[name] for name in _START if name in values})
         values = {**read_as(config_class, values), **given}
         with name_in_errors("model"):
