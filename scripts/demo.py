@@ -17,6 +17,7 @@ from demo import train_model
 from demo.corpus import build_corpus
 from demo.digits import classify_in_clean_process, first_digit, write_digits
 from demo.translation import first_of_each_kind, translate_in_clean_process, translate_rows, write_corpus
+from reluformers.data.names import marked_as_local
 from reluformers.errors import run_main
 from reluformers.tasks import load_recipe
 
@@ -35,13 +36,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def shown(folder: Path) -> str:
-    """The folder as `from_pretrained` wants it: a name without `./` could be somebody's model on the Hub."""
-    if folder.is_absolute() or folder.parts[:1] == ("..",):
-        return str(folder)
-    return f"./{folder}"
-
-
 def train_translator(folder: Path) -> None:
     """All that comes before the last translation."""
     start = time.perf_counter()
@@ -53,7 +47,7 @@ def train_translator(folder: Path) -> None:
     results = train_model(load_recipe(RECIPES / "demo.yaml"), files, folder, report=print)
     minutes = (time.perf_counter() - start) / 60
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
-    print(f"after {minutes:.1f} minutes; saved in {shown(folder)}")
+    print(f"after {minutes:.1f} minutes; saved in {marked_as_local(str(folder))}")
     translations = translate_rows(folder, corpus.held_out)
     right = sum(row.target == translation for row, translation in zip(corpus.held_out, translations, strict=True))
     print(f"Right to the letter: {right} of {len(translations)} lines")
@@ -66,7 +60,7 @@ def train_translator(folder: Path) -> None:
 def show_translation(folder: Path, text: str) -> None:
     """Translate a line with the saved folder and nothing else."""
     answer = translate_in_clean_process(folder, text)
-    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer['model_class']}:")
+    print(f"\n{marked_as_local(str(folder))} opened in a process without reluformers, by {answer['model_class']}:")
     print(f"  {text}\n  {answer['translation_text']}")
     if answer["warning"]:
         print(f"warning: {answer['warning']}")
@@ -80,10 +74,10 @@ def train_classifier(folder: Path) -> None:
     results = train_model(load_recipe(RECIPES / "demo_digits.yaml"), files, folder, report=print)
     seconds = time.perf_counter() - start
     print(f"\naccuracy on held-out digits: {results['validation_accuracy']:.1%}")
-    print(f"after {seconds:.0f} seconds; saved in {shown(folder)}, with its confusion matrix")
+    print(f"after {seconds:.0f} seconds; saved in {marked_as_local(str(folder))}, with its confusion matrix")
     picture, truth = first_digit(files["validation"])
     answer = classify_in_clean_process(folder, picture)
-    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer['model_class']}:")
+    print(f"\n{marked_as_local(str(folder))} opened in a process without reluformers, by {answer['model_class']}:")
     print(f"  a held-out {truth} is taken for {answer['label']} ({answer['score']:.1%})")
 
 
