@@ -59,8 +59,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
     """Read a recipe of the task that it names.
 
     Args:
-        path: YAML file with `task:` and the sections of that task.
-        overrides: `"section.key=value"` each; see `Recipe.load`.
+        path: YAML file with `task:` and the sections of that task, and perhaps `base`, the name of a recipe beside it
+            whose values hold where this one says nothing.
+        overrides: `"section.key=value"` each, each key once; the value is read as YAML, and `section.key.inner=value`
+            sets one entry of a mapping.
 
     Raises:
         ValueError: it names no task, or is not valid.

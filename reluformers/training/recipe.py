@@ -6,7 +6,7 @@ Each task has a recipe class of its own, which says what its sections are; readi
 import dataclasses
 import sys
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from reluformers.data.names import marked_as_local
 from reluformers.data.sources import name_in_errors
 from reluformers.files import write_text
 
-from .yaml_files import read_sections, to_yaml
+from .yaml_files import to_yaml
 
 
 @dataclass(frozen=True)
@@ -186,22 +186,10 @@ class Recipe:
         return sections
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe so that `load` reads the same, without access tokens."""
+        """Write the recipe so that `load_recipe` reads the same, without access tokens."""
         sections = self.to_dict()
         sections["data"]["path"] = marked_as_local(sections["data"]["path"])
         write_text(path, to_yaml(sections))
-
-    @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
-        """Read a recipe.
-
-        Args:
-            path: YAML file with the sections of this task, and `base`, the name of a recipe beside it whose values
-                hold where this one says nothing.
-            overrides: `"section.key=value"` each, each key once; the value is read as YAML, and
-                `section.key.inner=value` sets one entry of a mapping.
-        """
-        return cls.from_sections(read_sections(path, overrides), path)
 
     @classmethod
     def from_sections(cls, sections: dict[str, Any], path: str | Path) -> "Recipe":

@@ -10,7 +10,7 @@ from reluformers.data.checked_fields import PlainText, check_mapping, read_as
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`."""
+    """Read what a recipe says, over what its base says, with some values changed; see `load_recipe`."""
     sections = dict(check_mapping(str(path), _parse_file(path) or {}))
     base = sections.pop("base", None)
     merged = {} if base is None else read_sections(Path(path).parent / str(base))

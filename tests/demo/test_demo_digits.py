@@ -12,7 +12,7 @@ from demo import digits
 from demo.digits import classify_in_clean_process, first_digit, write_digits
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
-from reluformers.images.recipe import ImageRecipe
+from reluformers.tasks import load_recipe
 
 ROOT = Path(__file__).parents[2]
 COPIES = 2  # of the demo's 15, which take seconds to draw
@@ -38,7 +38,7 @@ def test_every_digit_is_in_one_split(files):
 
 @pytest.mark.slow
 def test_folder_opens_where_the_library_is_not(files, tmp_path):
-    config = ImageRecipe.load(ROOT / "scripts" / "recipes" / "demo_digits.yaml").model_config(num_labels=10)
+    config = load_recipe(ROOT / "scripts" / "recipes" / "demo_digits.yaml").model_config(num_labels=10)
     model = AutoModelForImageClassification.from_config(config)
     model.save_pretrained(tmp_path)
     build_image_processor(model.config).save_pretrained(tmp_path)

@@ -18,7 +18,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yam
 def recipe_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
-        "model:\n  preset: reluformer\n  d_model: 16\n"
+        "task: translation\nmodel:\n  preset: reluformer\n  d_model: 16\n"
         "data:\n  source_lang: en\n  target_lang: de\n"
         "training:\n  learning_rate: 1e-3\n  max_tokens: 100\n"
     )
@@ -26,7 +26,7 @@ def recipe_file(tmp_path):
 
 
 def test_overrides_are_yaml(recipe_file):
-    recipe = TranslationRecipe.load(
+    recipe = load_recipe(
         recipe_file,
         [
             "model.preset=qknorm",
@@ -69,8 +69,8 @@ def test_a_value_is_read_as_the_type_of_its_field(tmp_path, change, value):
     section, key = change.partition("=")[0].split(".")
     file = tmp_path / "recipe.yaml"
     for text, changes in (("", [change]), (f"{section}: {{{key}: {change.partition('=')[2]}}}\n", [])):
-        file.write_text(text)
-        owner = getattr(TranslationRecipe.load(file, changes), section)
+        file.write_text(f"task: translation\n{text}")
+        owner = getattr(load_recipe(file, changes), section)
         read = owner[key] if isinstance(owner, dict) else getattr(owner, key)
         assert (read, type(read)) == (value, type(value))
 
@@ -84,9 +84,9 @@ def test_a_value_is_read_as_the_type_of_its_field(tmp_path, change, value):
     ],
 )
 def test_a_key_given_twice_is_refused(tmp_path, text, changes):
-    (tmp_path / "recipe.yaml").write_text(text)
+    (tmp_path / "recipe.yaml").write_text(f"task: translation\n{text}")
     with pytest.raises(ValueError, match="given twice"):
-        TranslationRecipe.load(tmp_path / "recipe.yaml", changes)
+        load_recipe(tmp_path / "recipe.yaml", changes)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_key_given_twice_is_refused(tmp_path, text, changes):
     ],
 )
 def test_a_wrong_value_is_refused_by_name(tmp_path, recipe, change, field):
-    (tmp_path / "recipe.yaml").write_text("training: {seed: 1}\n")
+    (tmp_path / "recipe.yaml").write_text(f"task: {recipe.task}\ntraining: {{seed: 1}}\n")
     with pytest.raises(ValueError, match=field):
-        recipe.load(tmp_path / "recipe.yaml", [change])
+        load_recipe(tmp_path / "recipe.yaml", [change])
 
 
 def test_a_saved_recipe_reads_the_same_without_tokens(recipe_file, tmp_path, monkeypatch):
@@ -116,11 +116,11 @@ def test_a_saved_recipe_reads_the_same_without_tokens(recipe_file, tmp_path, mon
     changes = ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9", "data.revision='1e5'"]
     changes += ["training.lr_scheduler_kwargs={a: '1e5', b: '.inf', c: .inf, d: '010', e: 'null'}"]
     changes += ["data.source_lang=no", "data.path=data/multi30k", "training.hub_token=hf_secret"]
-    recipe = TranslationRecipe.load(recipe_file, changes)
+    recipe = load_recipe(recipe_file, changes)
     recipe.save("saved.yaml")
     assert recipe.training.pop("hub_token") == "hf_secret"
     recipe.data.path = "./data/multi30k"
-    assert TranslationRecipe.load("saved.yaml") == recipe
+    assert load_recipe("saved.yaml") == recipe
 
 
 @pytest.mark.parametrize(
@@ -148,22 +148,21 @@ def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):
     path = next(path for path in RECIPES if path.stem == "multi30k_en_de")
     own = {"attention", "normalization_loss_weight", "entropy_loss_weight", "architectures", "model_type"}
-    configs = [
-        TranslationRecipe.load(path, [f"model.preset={preset}"]).model_config().to_dict()
-        for preset in ATTENTION_PRESETS
-    ]
+    configs = [load_recipe(path, [f"model.preset={preset}"]).model_config().to_dict() for preset in ATTENTION_PRESETS]
     for config in configs[1:]:
         different = {key for key in config.keys() | configs[0].keys() if config.get(key) != configs[0].get(key)}
         assert different <= own
 
 
 def test_base_holds_where_the_recipe_says_nothing(tmp_path):
-    (tmp_path / "base.yaml").write_text("model: {preset: rela-g, d_model: 64}\ndecoding: {num_beams: 3}\n")
+    (tmp_path / "base.yaml").write_text(
+        "task: translation\nmodel: {preset: rela-g, d_model: 64}\ndecoding: {num_beams: 3}\n"
+    )
     (tmp_path / "recipe.yaml").write_text("base: base.yaml\nmodel: {d_model: 32}\n")
-    recipe = TranslationRecipe.load(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
+    recipe = load_recipe(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
     assert recipe.model == {"preset": "rela-g", "d_model": 32}
     assert recipe.decoding.num_beams == 2
-    assert TranslationRecipe.load(tmp_path / "base.yaml").model["d_model"] == 64
+    assert load_recipe(tmp_path / "base.yaml").model["d_model"] == 64
 
 
 @pytest.mark.parametrize(

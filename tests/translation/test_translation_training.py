@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.translation_runs import check_accumulated, make_recipe, training_logs
+from reluformers.tasks import load_recipe
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.run import _default_max_length, build_model, prepare_data, train_translation
 from reluformers.translation.trainer import TranslationTrainer
 
@@ -76,7 +76,7 @@ def test_the_folder_opens_with_everything_that_belongs_to_it(finished):
     output = model.generate(**tokenizer(["red dog"], return_tensors="pt"))
     assert output.shape[1] <= 21
     assert json.loads((folder / "results.json").read_text()) == results
-    assert TranslationRecipe.load(folder / "recipe.yaml").data.train["source"].endswith("train.en")
+    assert load_recipe(folder / "recipe.yaml").data.train["source"].endswith("train.en")
     assert (folder / "curves.png").stat().st_size > 0
     names = {path.name for path in folder.iterdir()}
     assert not {"training_args.bin", "unfinished", "averaged", "pytorch_model.bin"} & names
