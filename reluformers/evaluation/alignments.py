@@ -14,7 +14,7 @@ from reluformers.modeling.pipeline_translation import most_positions, split_text
 
 from .observation import observing
 
-MAX_TOKENS = 4096
+MAX_TOKENS = 4096  # A batch has so many tokens with padding, of the longer side.
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 MEASURED_ROWS = 500
@@ -29,8 +29,6 @@ def word_alignments(
     model: PreTrainedModel,
     tokenizers: Tokenizers,
     pairs: Iterable[tuple[str, str]],
-    *,
-    max_tokens: int = MAX_TOKENS,
 ) -> list[list[list[Link]]]:
     """Align the words of given translations by the mean of each layer's heads.
 
@@ -43,7 +41,6 @@ def word_alignments(
         model: with cross-attention; see `observing`.
         tokenizers: of source and target.
         pairs: source and target texts, all of which are held in memory.
-        max_tokens: tokens of a batch with padding, of the longer side.
 
     Returns:
         Links of each pair and layer, in the order of the target's words.
@@ -55,7 +52,7 @@ def word_alignments(
     collate = PairCollator(tokenizers[0].pad_token_id)
     aligned: dict[int, list[list[Link]]] = {}
     with observing(model, ("cross",)) as observe:
-        for rows in length_batches(lengths, max_tokens):
+        for rows in length_batches(lengths, MAX_TOKENS):
             batch = collate([{"input_ids": source_tokens[row], "labels": target_tokens[row]} for row in rows])
             layers = [layer.weights.clamp_min(0).cpu().mean(1) for layer in observe(batch).attention["cross"]]
             for row, weights in zip(rows, torch.stack(layers, dim=1), strict=True):

@@ -129,16 +129,14 @@ def token_batches(
     return TokenBudgetBatchSampler(*lengths, max_tokens, seed=seed, shuffle=shuffle, **processes)
 
 
-def clean(
-    dataset: Dataset, *, max_tokens: int | None = None, max_length_ratio: float | None = None
-) -> tuple[Dataset, str]:
+def clean(dataset: Dataset, *, max_tokens: int, max_length_ratio: float | None) -> tuple[Dataset, str]:
     """Drop pairs that are empty, too long or of too unequal lengths.
 
     Empty is judged on the text, lengths are counted in tokens with the closing `</s>`: run it after `tokenize_pairs`.
 
     Args:
         dataset: Tokenised pairs with their texts.
-        max_tokens: Most tokens of a side; None = no limit.
+        max_tokens: Most tokens of a side.
         max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
 
     Returns:
@@ -149,12 +147,10 @@ def clean(
     longer = np.maximum(source, target)
     shorter = np.minimum(source, target)
     empty = _blank(dataset, "source") | _blank(dataset, "target")
-    too_long = ~empty & (longer > (max_tokens or np.inf))
+    too_long = ~empty & (longer > max_tokens)
     unequal = ~empty & ~too_long & (longer > (max_length_ratio or np.inf) * np.maximum(shorter, 1))
     keep = ~(empty | too_long | unequal)
-    dropped = [f"{empty.sum():,} with an empty side"]
-    if max_tokens is not None:
-        dropped.append(f"{too_long.sum():,} over {max_tokens} tokens")
+    dropped = [f"{empty.sum():,} with an empty side", f"{too_long.sum():,} over {max_tokens} tokens"]
     if max_length_ratio is not None:
         dropped.append(f"{unequal.sum():,} over length ratio {max_length_ratio:g}")
     report = f"kept {keep.sum():,} of {len(keep):,} pairs; dropped {', '.join(dropped)}"

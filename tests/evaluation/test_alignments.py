@@ -8,6 +8,7 @@ from torch import nn
 
 from builders.models import build_model
 from reluformers import TranslationPipeline
+from reluformers.evaluation import alignments
 from reluformers.evaluation.alignments import best_layer, measure_layers, word_alignments
 from reluformers.translation.tokenization import train_tokenizer
 
@@ -50,10 +51,11 @@ def reversed_links(source: str) -> list:
     return [(last - word, word) for word in range(last + 1)]
 
 
-def test_alignments_of_a_model_that_looks_where_it_is_told_to(tokenizer, pairs):
+def test_alignments_of_a_model_that_looks_where_it_is_told_to(tokenizer, pairs, monkeypatch):
+    monkeypatch.setattr(alignments, "MAX_TOKENS", 50)
     rows = list(zip(pairs["source"], pairs["target"], strict=True))
     model = Looking().train()
-    aligned = list(word_alignments(model, (tokenizer, tokenizer), rows, max_tokens=50))
+    aligned = list(word_alignments(model, (tokenizer, tokenizer), rows))
     assert model.training
     for (source, _), layers in zip(rows, aligned, strict=True):
         first, same, late, nowhere = layers
