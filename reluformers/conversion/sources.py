@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from reluformers.configuration.configuration_base import TransformerConfig
+from reluformers.data.checked_fields import check_name
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
 
@@ -131,7 +132,9 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in source.copied}
     fields |= {name: values[0] for name, values in source.required.items()}
     fields |= {"initialization": "normal", "label_smoothing": 0.0}
-    fields |= ACTIVATIONS[config.activation_function if source.is_seq2seq else config.hidden_act]
+    activation = config.activation_function if source.is_seq2seq else config.hidden_act
+    check_name(activation, ACTIVATIONS, "activation function")
+    fields |= ACTIVATIONS[activation]
     if source.is_seq2seq:
         is_shared = getattr(config, "share_encoder_decoder_embeddings", True)
         tied = "all" if is_shared else "decoder"

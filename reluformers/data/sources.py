@@ -17,6 +17,7 @@ from datasets.exceptions import DatasetsError
 
 from reluformers.errors import describe_error
 
+from .checked_fields import check_name
 from .tables import Tables
 
 # A slice such as [:90%] needs a count of rows; no data set has as many as this.
@@ -136,6 +137,12 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
         return source, {}
     options = {key: value for key, value in source.items() if value is not None}
     return options.pop("path"), options
+
+
+def take_split(source: dict, name: str) -> Any:
+    """Files of one split out of {split: files}; raises ValueError if there are none."""
+    check_name(name, [split for split, files in source.items() if files is not None], "split")
+    return source[name]
 
 
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:

@@ -25,6 +25,7 @@ from reluformers.data.sources import (
     split_name,
     take_options,
     take_slice,
+    take_split,
 )
 
 from .processing import IMAGE, LABEL, decode_image, image_file
@@ -122,7 +123,7 @@ def _read(source: Any, split: str) -> Dataset:
     source, options = take_options(source)
     is_of_split = isinstance(source, dict)
     if is_of_split:
-        source = source[name]
+        source = take_split(source, name)
     if not isinstance(source, list):
         path = Path(os.path.expanduser(source))
         if path.is_dir():

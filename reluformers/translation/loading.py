@@ -19,6 +19,7 @@ from reluformers.data.sources import (
     split_name,
     take_options,
     take_slice,
+    take_split,
 )
 from reluformers.files import iterate_lines
 
@@ -144,7 +145,7 @@ def _resolve(
     source, options = take_options(source)
     name = split_name(split)
     if isinstance(source, dict) and set(source) != {"source", "target"}:
-        source = source[name]
+        source = take_split(source, name)
     if isinstance(source, list | dict):
         return _check_files(source), options
     path = Path(os.path.expanduser(source))
