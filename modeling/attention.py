@@ -223,12 +223,12 @@ def attention_in_blocks(
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
-        part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
+        queries = slice(start, start + number)
         part_formula = formula
         # A bias of scores with one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
-            part_formula = replace(formula, bias=formula.bias[..., start:stop, :])
-        arguments = (part_formula, part, key, value, mask.of_queries(start, stop), statistics)
+            part_formula = replace(formula, bias=formula.bias[..., queries, :])
+        arguments = (part_formula, query[:, :, queries], key, value, mask.of_rows(queries), statistics)
         # Each block is checkpointed, because autograd would keep its weights, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)

@@ -84,34 +84,20 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
-    def of_queries(self, start: int, stop: int) -> "AttentionMask":
-        """The mask of some of the queries."""
-        given, offset = self.given, self.causal_offset
-        if given is not None and given.shape[-2] > 1:
-            given = given[..., start:stop, :]
-        return replace(
-            self,
-            query_len=stop - start,
-            # Queries before `start` count as past, so causality is shifted.
-            causal_offset=None if offset is None else offset + start,
-            first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
-            last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
-            given=given,
-        )
-
-    def of_rows(self, rows: Tensor) -> "AttentionMask":
+    def of_rows(self, rows: Tensor | slice) -> "AttentionMask":
         """The mask of queries at these indices, which rise."""
 
         def of(part: Tensor | None, dim: int = 1) -> Tensor | None:
-            return part if part is None or part.shape[dim] == 1 else part.index_select(dim, rows)
+            return part if part is None or part.shape[dim] == 1 else part[(slice(None),) * dim + (rows,)]
 
+        places = torch.arange(self.query_len, device=self.device)[rows]
         last = of(self.last_keys)
         if self.causal_offset is not None:
-            causal = rows[None] + self.causal_offset
+            causal = places[None] + self.causal_offset
             last = causal if last is None else last.minimum(causal)
         return replace(
             self,
-            query_len=len(rows),
+            query_len=len(places),
             causal_offset=None,
             first_keys=of(self.first_keys),
             last_keys=last,
