@@ -36,7 +36,7 @@ OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid":
 
 # A backend returns the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if
 # needed.
-AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
+AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics]
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,15 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # Statistics of weights are taken before the division by c·n^α, so that a model divides the sums of all layers of a
-    # site at once.
-    rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
+    undivided = weights
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    if formula.attention.has_late_statistics:
-        rows = RowStatistics.of(weights, statistics)
+    # Statistics are taken from undivided weights where no part of the divisor is trained, so that a model divides the
+    # sums of all layers of a site at once.
+    rows = RowStatistics.of(weights if formula.attention.has_late_statistics else undivided, statistics)
     # Dropout comes after the statistics, because statistics and returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
@@ -209,7 +208,7 @@ def attention_by_kernels(
     if result is None:
         return None
     output, row_sums, weighted_logs, _ = result
-    return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return output.transpose(1, 2), None, RowStatistics(row_sums, weighted_logs)
 
 
 def attention_in_blocks(
@@ -266,7 +265,7 @@ def attention_by_sdpa(
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
-    rows = None
+    rows = RowStatistics()
     if statistics != "none":
         # Sums of softmax are known without adding up: a row sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0

@@ -11,7 +11,6 @@ from .attention import MultiHeadAttention
 from .feed_forward import FeedForward
 from .kernels import apply_dropout
 from .normalization import build_norm
-from .regularization import tensors_of
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -57,4 +56,4 @@ class EncoderLayer(TransformerLayer):
         branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *rows

@@ -17,7 +17,7 @@ from .context_parallel import sum_of_processes
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
-from .regularization import RowTensors, SiteRows, regularizer_sums
+from .regularization import SiteRows, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
@@ -110,7 +110,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+    def site_rows(self, layers: list[tuple[Tensor | None, ...]], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
         # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]

@@ -34,7 +34,7 @@ from .kernels import apply_dropout, kernels
 from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
-from .regularization import SiteRows, tensors_of
+from .regularization import SiteRows
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
 if TYPE_CHECKING:  # transformers saves the files whose modules this file imports, and the pipeline has to come along.
@@ -124,7 +124,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
+        return hidden_states, *self_rows, *cross_rows
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):

@@ -27,7 +27,7 @@ from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import at_least_float32, build_norm
 from .patch_embeddings import PatchEmbeddings
-from .regularization import SiteRows, tensors_of
+from .regularization import RowStatistics, SiteRows
 
 
 @dataclass
@@ -72,7 +72,7 @@ class ProbePooling(nn.Module):
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
         pooled, _, rows = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
-        return pooled[:, 0], *tensors_of(rows)
+        return pooled[:, 0], *rows
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -173,7 +173,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
         """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
-        rows, patches = tensors_of(None), hidden_states[:, self.config.num_prefix_tokens :]
+        rows, patches = RowStatistics(), hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
             pooled, *rows = self.pooler(patches, attention_options)
         else:

@@ -4,6 +4,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,27 +13,25 @@ from torch.nn import functional
 from .attention_functions import length_factor
 from .normalization import at_least_float32
 
-# The row statistics of a layer are sums of weights and of weighted logs, or None where nobody needs them.
-RowTensors = tuple[Tensor | None, Tensor | None]
 
-
-@dataclass
-class RowStatistics:
+class RowStatistics(NamedTuple):
     r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Layers return them one by one: reentrant checkpoints see flat tuples of tensors alone. What nobody needs is None.
 
     Args:
         row_sums: Σ_j s_ij.
         weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
     """
 
-    row_sums: Tensor
+    row_sums: Tensor | None = None
     weighted_logs: Tensor | None = None
 
     @classmethod
-    def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
+    def of(cls, weights: Tensor, needed: str) -> "RowStatistics":
         """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
         if needed == "none":
-            return None
+            return cls()
         weights = at_least_float32(weights)
         if needed == "sums":
             return cls(weights.sum(-1))
@@ -41,17 +40,10 @@ class RowStatistics:
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
     @classmethod
-    def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
+    def join(cls, parts: "list[RowStatistics]") -> "RowStatistics":
         """Join the statistics of queries that were computed in parts."""
-        if parts[0] is None:
-            return None
-        sums, logs = zip(*((part.row_sums, part.weighted_logs) for part in parts), strict=True)
-        return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
-
-
-def tensors_of(rows: RowStatistics | None) -> RowTensors:
-    """Take statistics apart, as layers return them: reentrant checkpoints see flat tuples of tensors alone."""
-    return (None, None) if rows is None else (rows.row_sums, rows.weighted_logs)
+        columns = zip(*parts, strict=True)
+        return cls(*(None if column[0] is None else torch.cat(column, dim=-1) for column in columns))
 
 
 @dataclass
@@ -59,13 +51,13 @@ class SiteRows:
     """Statistics of the rows of all layers of one site of a model, and what the regulariser has to know of these.
 
     Args:
-        layers: `tensors_of` each layer that has some; the weighted logs are needed with an entropy bound.
+        layers: `RowStatistics` of each layer that has some; the weighted logs are needed with an entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
     """
 
-    layers: list[RowTensors]
+    layers: list[tuple[Tensor, Tensor | None]]
     key_counts: Tensor | int
     query_mask: Tensor | None
     coefficient: float = 1.0

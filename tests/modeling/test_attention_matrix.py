@@ -23,7 +23,7 @@ from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.regularization import SiteRows, regularizer_sums, tensors_of
+from reluformers.modeling.regularization import SiteRows, regularizer_sums
 from reluformers_kernels import ACTIVATIONS as ELEMENTWISE
 from reluformers_kernels import SPARSE_DISTRIBUTIONS, blockwise_attention, computation, fused_attention
 from reluformers_kernels.compiled import native
@@ -243,8 +243,8 @@ def attend(
         outputs.append(output)
         if part is not None:
             weights.append(torch.nn.functional.pad(part, (0, sequences.visible.shape[-1] - part.shape[-1])))
-        assert (rows is None) == (case["statistics"] == "none")
-        if rows is not None:
+        assert (rows.row_sums is None) == (case["statistics"] == "none")
+        if rows.row_sums is not None:
             config = module.attention
             numbers = ()
             if module.length_exponent is None and config.normalizer != "sum":
@@ -252,7 +252,7 @@ def attend(
             key_len = mask.key_len if isinstance(mask, AttentionMask) else sequences.visible.shape[-1]
             counts = AttentionMask.of(mask, stop - start, key_len, output.device).key_counts
             bound = 0.7 if case["statistics"] == "all" else None
-            site = SiteRows([tensors_of(rows)], counts, sequences.queries[:, start:stop], *numbers)
+            site = SiteRows([rows], counts, sequences.queries[:, start:stop], *numbers)
             sums.append(regularizer_sums([site], bound))
     return torch.cat(outputs, 1), torch.cat(weights, 2) if weights else None, sum(sums) if sums else None
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
-from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums, tensors_of
+from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums
 from reluformers.training.callbacks import median_speed
 from reluformers.training.run import identify_run, open_run, save_run, train_model
 from reluformers.training.trainer import TaskTrainer
@@ -100,7 +100,7 @@ def regularization_loss(
     """ReLUFormer's regulariser of causal weights [batch, heads, length, length] of all layers, a mean over rows."""
     length = attentions[0].shape[-1]
     counts = torch.arange(1, length + 1, device=attentions[0].device)[:, None]
-    layers = [tensors_of(RowStatistics.of(layer, "all")) for layer in attentions]
+    layers = [RowStatistics.of(layer, "all") for layer in attentions]
     normalization, entropy_excess, _, number = regularizer_sums([SiteRows(layers, counts, None)], entropy_bound)
     return (normalization_loss_weight * normalization + entropy_loss_weight * entropy_excess) / number
 
