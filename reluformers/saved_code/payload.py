@@ -8,7 +8,6 @@ has.
 
 import ast
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -141,7 +140,7 @@ def _put_together(modules: list[_Module], files: dict[str, str]) -> str:
 
 
 def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
-    """Merge the imports of all modules, but those from each other, in the usual order."""
+    """Merge the imports of all modules, but those from each other; those from files beside come last."""
     plain = set()
     named = {}
     for module in modules:
@@ -156,26 +155,11 @@ def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
                 if source == f".{files[modules[-1].name]}":
                     continue
             named.setdefault(source, set()).update(names)
-    groups = [[] for _ in range(4)]
-    for name in sorted(plain):
-        groups[_import_group(name)].append(f"import {name}")
-    for source in sorted(named):
-        # Constants come before classes and functions, as ruff sorts them.
-        names = sorted(named[source], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
-        renamed = [name for name in names if " as " in name]
-        names = [name for name in names if name not in renamed]
-        for line in (", ".join(names), *renamed):
-            if len(f"from {source} import {line}") > _LINE_LENGTH:
-                line = "(\n" + "".join(f"    {name},\n" for name in names) + ")"
-            groups[_import_group(source)] += [f"from {source} import {line}"] if line else []
-    return "\n\n".join("\n".join(group) for group in groups if group)
-
-
-def _import_group(source: str) -> int:
-    """0 for `__future__`, 1 for Python's own modules, 2 for packages, 3 for the files beside."""
-    if source.startswith("."):
-        return 3
-    root = source.partition(".")[0]
-    if root == "__future__":
-        return 0
-    return 1 if root in sys.stdlib_module_names else 2
+    lines = [f"import {name}" for name in sorted(plain)]
+    for source in sorted(named, key=lambda source: (source.startswith("."), source)):
+        names = sorted(named[source])
+        line = f"from {source} import {', '.join(names)}"
+        if len(line) > _LINE_LENGTH:
+            line = f"from {source} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+        lines.append(line)
+    return "\n".join(lines)
