@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,30 +91,23 @@ class SearchMixin(GenerationMixin):
 
     def _sample(self, input_ids, **options):
         """Greedy search by compiled code; sampling, and what that does not know, by transformers."""
-        tokens = self._search_compiled(input_ids, options)
-        if tokens is None:
-            return super()._sample(input_ids, **options)
-        return tokens
+        return self._search_compiled(super()._sample, input_ids, options)
 
     def _beam_search(self, input_ids, **options):
         """Beam search by compiled code; what that does not know by transformers."""
-        tokens = self._search_compiled(input_ids, options)
-        if tokens is None:
-            return super()._beam_search(input_ids, **options)
-        return tokens
+        return self._search_compiled(super()._beam_search, input_ids, options)
 
-    def _search_compiled(self, input_ids: Tensor, options: dict[str, Any]) -> Tensor | None:
-        """Tokens by compiled code, or None where transformers searches, with `search_fallback` as the reason."""
+    def _search_compiled(self, other_search: Callable, input_ids: Tensor, options: dict[str, Any]) -> Any:
+        """Search by compiled code, or by `other_search` if that does not know the call: `search_fallback` says why."""
         try:
             tokens = search(self, input_ids, **options)
             reason = None
         except Unknown as unknown:
-            tokens = None
             reason = str(unknown)
         if reason is not None and reason != self.search_fallback:
             logger.info("transformers searches in place of compiled code: %s", reason)
         self.search_fallback = reason
-        return tokens
+        return tokens if reason is None else other_search(input_ids, **options)
 
 
 def search(

@@ -62,9 +62,8 @@ def is_traced() -> bool:
 
 def is_dispatched() -> bool:
     """Whether a dispatch mode, such as that of fake tensors, follows operators, for which an operator is enough."""
-    return (
-        not is_traced() and torch._C._len_torch_dispatch_stack() > 0
-    )  # torch.compile knows no stack of dispatch modes, so the stack is asked last.
+    # torch.compile knows no stack of dispatch modes, so the stack is asked last.
+    return not is_traced() and torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_watched() -> bool:
