@@ -42,6 +42,8 @@ SLOPES = {activation: slope for activation, _, slope in RECTIFIED.values()}
 # The weights of five activations are never negative: φ ≥ 0.
 NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # Homogeneous activations have φ(a·x) = a·φ(x) if a > 0.
+# Of the sums over a row of weights, Σ w, Σ w·log w and the number of w ≠ 0, a pass returns the first ones.
+NUMBER_OF_SUMS = {"none": 0, "sums": 1, "all": 3}
 
 
 def activate(activation: str, scores: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .activations import GRADIENTS, PassOptions, activate, aten
+from .activations import GRADIENTS, NUMBER_OF_SUMS, PassOptions, activate, aten
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
@@ -215,7 +215,7 @@ def blockwise_forward(
     batch, heads, query_len, _ = query.shape
     key = _for_each_head(query, key)
     value = _for_each_head(query, value)
-    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
+    number = NUMBER_OF_SUMS[options.needed_statistics]
     wide = wide_dtype(query.dtype)
     # Outputs are summed in a wide type, because a long sum in bfloat16 would lose its small terms.
     output = query.new_zeros(batch, query_len, heads, value.shape[-1], dtype=wide).transpose(1, 2)

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from .activations import (
     ACTIVATIONS,
     NOT_NEGATIVE,
+    NUMBER_OF_SUMS,
     RECTIFIED,
     SLOPES,
     SPARSE_DISTRIBUTIONS,
@@ -97,7 +98,7 @@ def _(query, key, value, computation, *options):
     output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     row = (batch, heads, query_len)
     options = PassOptions(*options)
-    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}[options.needed_statistics]
+    shapes = [row if index < NUMBER_OF_SUMS[options.needed_statistics] else (0,) for index in range(3)]
     shapes = [*shapes, row if options.activation in RECTIFIED else (0,)]
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
@@ -431,7 +432,7 @@ def fastest_attention(
         if needed == "all":  # The weights w divided by their sum t need Σ w/t·log(w/t).
             weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
         row_sums = (shares != 0).to(row_sums.dtype)
-    number = {"none": 0, "sums": 1, "all": 3}[needed]
+    number = NUMBER_OF_SUMS[needed]
     return output, *(row_sums, weighted_logs, nonzeros)[:number], *[None] * (3 - number)
 
 

@@ -20,7 +20,7 @@ import logging
 import torch
 from torch import Tensor
 
-from .activations import PassOptions, can_scale_weights
+from .activations import NUMBER_OF_SUMS, PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
@@ -114,7 +114,7 @@ def triton_forward(
     """What `blockwise_forward` gives; states are copied if their last stride is not 1."""
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = empty_heads_inside(query)
-    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
+    number = NUMBER_OF_SUMS[options.needed_statistics]
     sums = [_empty_rows(query) if index < number else None for index in range(3)]
     # For some φ, a scale above 0 leaves φ and multiplies the output once instead of every score.
     waits = can_scale_weights(options, query.dtype) and not number
