@@ -341,7 +341,6 @@ class AttentionVariant(nn.Module):
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # The norm of queries and keys takes each head by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -357,7 +356,6 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            # ReLA-i draws the gain of its output norm from ±√(3/d).
             bound = math.sqrt(3 / self.output_norm.weight.numel())
             init.uniform_(self.output_norm.weight, -bound, bound)
 

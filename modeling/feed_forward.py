@@ -37,8 +37,6 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
-        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"

@@ -338,7 +338,6 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
-        # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
         # Padding of the target does not count as queries in statistics.
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:
