@@ -5,9 +5,8 @@ import torch
 from transformers import MBartConfig, MBartForConditionalGeneration, ViTConfig, ViTForImageClassification
 
 from builders.models import TINY, TINY_VISION, build_marian, build_model, draw_images, draw_pairs
-from reluformers_research.analysis.model_analysis import analyse, learned_scalars
+from reluformers_research.analysis.model_analysis import analyse_model, learned_scalars
 from reluformers_research.analysis.observation import observing
-from reluformers_research.analysis.statistics import NullRate, RowStatistic, all_statistics
 
 STOCK_VISION = {name: size for name, size in TINY_VISION.items() if name not in ("pooling", "num_labels")}
 TRANSLATORS = {
@@ -86,9 +85,9 @@ def test_vision_models(name):
 def test_every_statistic_of_every_model(name):
     model = (TRANSLATORS | CLASSIFIERS)[name]()
     batch = draw_pairs() if name in TRANSLATORS else draw_images()
-    analyse(model, [batch], [RowStatistic()])  # transformers leaves hooks of its own behind at the first pass
+    analyse_model(model, [batch])  # transformers leaves hooks of its own behind at the first pass
     hooks = count_hooks(model)
-    results = analyse(model, [batch, batch], all_statistics(), shuffled=[NullRate()])
+    results = analyse_model(model, [batch, batch])["statistics"]
     assert count_hooks(model) == hooks
     assert {"zeros", "null_rate", "entropy", "row_sum", "sink", "accuracy", "head_diversity"} <= set(results)
     assert ("null_rate.shuffled" in results) == (name in TRANSLATORS)

@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 
+from reluformers_research.analysis.model_analysis import head_variance
 from reluformers_research.analysis.observation import Rows
-from reluformers_research.analysis.statistics import (
-    HeadDiversity,
-    NullRate,
-    OutputVariance,
-    RightAndWrong,
-    RowStatistic,
-    Sink,
-    head_variance,
-)
+from reluformers_research.analysis.statistics import Sums, count_all
 
 
 def random_rows(seed: int, activation=torch.relu, **further) -> Rows:
@@ -55,23 +48,22 @@ def entropy(shares) -> float:
     return -sum(p * math.log(p) for p in shares if p > 0)
 
 
-def measured(statistic, *batches) -> dict:
+def measured(*batches) -> dict:
     """Name → the only layer, of several batches."""
+    sums = Sums()
     for rows in batches:
-        statistic.update({"encoder": [rows]})
-    return {name: sites["encoder"][0] for name, sites in statistic.result().items()}
+        sums.add({"encoder": [rows]}, count_all)
+    return {name: sites["encoder"][0] for name, sites in sums.values().items()}
 
 
-def check(statistic, naive, activation=torch.relu) -> None:
+def check(naive, activation=torch.relu) -> None:
     """`naive(rows, heads)` → name → value, for each head and for all of them over two batches."""
     batches = [random_rows(seed, activation) for seed in (0, 1)]
-    results = measured(statistic, *batches)
-    expected = naive(batches, (0, 1))
-    assert set(results) == {name for name, value in expected.items() if value is not None}
-    for name, layer in results.items():
-        assert layer["overall"] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
-        for head, value in enumerate(layer["heads"]):
-            assert value == pytest.approx(naive(batches, (head,))[name], rel=1e-5, abs=1e-6), name
+    results = measured(*batches)
+    for name, value in naive(batches, (0, 1)).items():
+        assert results[name]["overall"] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        for head, of_head in enumerate(results[name]["heads"]):
+            assert of_head == pytest.approx(naive(batches, (head,))[name], rel=1e-5, abs=1e-6), name
 
 
 def over(batches, heads):
@@ -92,15 +84,14 @@ def test_rows(activation):
             "row_sum": mean(sum(weights) for *_, weights, _ in rows),
         }
 
-    check(RowStatistic(), naive, activation)
-    check(NullRate(), lambda batches, heads: {"null_rate": naive(batches, heads)["null_rate"]}, activation)
+    check(naive, activation)
 
 
 def test_sink():
     def naive(batches, heads):
         return {"sink": mean(shares[0] for *_, keys, _, shares in over(batches, heads) if shares and len(keys) > 1)}
 
-    check(Sink(), naive)
+    check(naive)
 
 
 def test_right_and_wrong():
@@ -113,7 +104,7 @@ def test_right_and_wrong():
             values[f"entropy.{name}"] = mean(entropy(shares) for *_, shares in chosen if shares)
         return values
 
-    check(RightAndWrong(), naive)
+    check(naive)
 
 
 def test_output_variance():
@@ -127,7 +118,7 @@ def test_output_variance():
             for length, values in components.items()
         }
 
-    check(OutputVariance(), naive)
+    check(naive)
 
 
 def test_output_variance_beside_a_large_mean():
@@ -135,7 +126,7 @@ def test_output_variance_beside_a_large_mean():
     weights = torch.full((1, 1, 4, 4), 0.25)
     values = 3000 + torch.randn(1, 1, 4, 4096)
     visible = torch.ones(1, 4, 4, dtype=torch.bool)
-    variance = measured(OutputVariance(), Rows.of(weights, visible, visible[..., 0], values=values))
+    variance = measured(Rows.of(weights, visible, visible[..., 0], values=values))
     expected = values.double().mean(2).var(correction=0).item()
     assert variance["output_variance.4"]["overall"] == pytest.approx(expected, rel=1e-4)
 
@@ -153,7 +144,7 @@ def test_head_diversity(activation):
             continue
         dummy = [0.0] * len(first) + [1.0]
         expected.append(naive_divergence([[*p, 0.0] if p else dummy for p in (shares, others)]))
-    layer = measured(HeadDiversity(), rows)["head_diversity"]
+    layer = measured(rows)["head_diversity"]
     assert layer == {"overall": pytest.approx(mean(expected), rel=1e-5), "heads": []}
 
 
