@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -26,7 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
-from reluformers.files import write_json
+from reluformers.evaluation.attention_report import MISSING
+from reluformers.evaluation.results import markdown_table
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import computation
 
@@ -35,6 +35,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
 EAGER_LIMIT = 2048  # longer ones would need gigabytes on a small machine
+COLUMNS = {
+    "milliseconds": "ms",
+    "ratio": "ratio to sdpa",
+    "low": "first quartile",
+    "high": "third quartile",
+    "megabytes": "peak MB",
+}
 MASKS = ("full", "causal", "causal+padding", "causal+left padding")
 
 
@@ -47,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64, help="of a head")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
-    parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both", "decode"))
+    parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both"))
     parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -55,7 +62,6 @@ def parse_arguments() -> argparse.Namespace:
         "--graph", action="store_true", help="replay calls from a CUDA graph: the GPU's time without that of Python"
     )
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
-    parser.add_argument("--output", type=Path, help="JSON file for all numbers")
     return parser.parse_args()
 
 
@@ -115,7 +121,6 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "eager relu": partial(eager, activation="relu"),
         "eager softmax": partial(eager, activation="softmax"),
     }
-    functions |= {name: partial(eager, activation=name) for name in ("sparsemax", "entmax15")}
     if DEVICE == "cuda":
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             functions[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
@@ -134,12 +139,9 @@ def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple
     batch = max(1, TOKENS[DEVICE] // length)
     dtype = getattr(torch, options.dtype)
     states = []
-    for number in range(3):
-        rows = 1 if job == "decode" and number == 0 else length
-        made = torch.randn(batch, rows, options.heads, options.width, device=DEVICE, dtype=dtype)
-        made = made.transpose(1, 2)
-        # a cache holds its keys with the heads first
-        states.append((made.contiguous() if job == "decode" else made).requires_grad_(job == "both"))
+    for _ in range(3):
+        drawn = torch.randn(batch, length, options.heads, options.width, device=DEVICE, dtype=dtype)
+        states.append(drawn.transpose(1, 2).requires_grad_(job == "both"))
     if "padding" not in mask:
         return states, None
     lengths = torch.randint(length // 2, length + 1, (batch, 1), device=DEVICE)
@@ -211,13 +213,13 @@ def peak_megabytes(call: Callable[[], object]) -> float:
 def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Ratios of time to the peer, round by round, of every candidate that can do this."""
     states, real = draw(length, job, mask, options)
-    causal = mask != "full" and job != "decode"
+    causal = mask != "full"
     gradient = torch.randn_like(states[0])
     # the least that gives real queries their output with softmax: causality hides padding behind the others
     visible = real if "left" in mask or not causal else None
     runs = {}
     for name, function in candidates(options).items():
-        if length > EAGER_LIMIT and name.startswith(("eager", "sparsemax", "entmax15")):
+        if length > EAGER_LIMIT and name.startswith("eager"):
             continue
         given = visible if name.startswith(PEER) else real
         call = with_backward(partial(function, *states, given, causal), job, gradient)
@@ -249,14 +251,10 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
 
 def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
     """One row for each candidate: median ratio, quartiles, memory."""
-    has_memory = any("megabytes" in row for row in results.values())
-    print(f"\n{title}\n| candidate | ms | ratio to sdpa (quartiles) |{' peak MB |' if has_memory else ''}")
-    print("|---|---|---|" + ("---|" if has_memory else ""))
-    for name, row in results.items():
-        memory = f" {row['megabytes']:.1f} |" if has_memory else ""
-        print(
-            f"| {name} | {row['milliseconds']:.2f} | {row['ratio']:.2f} ({row['low']:.2f}–{row['high']:.2f}) |{memory}"
-        )
+    lines = [
+        [name, *(f"{row[key]:.2f}" if key in row else MISSING for key in COLUMNS)] for name, row in results.items()
+    ]
+    print(f"\n{title}\n{markdown_table(['candidate', *COLUMNS.values()], lines)}")
 
 
 def main() -> None:
@@ -270,15 +268,11 @@ def main() -> None:
         f"{options.threads} threads, {options.dtype}, heads of {options.width}"
     )
     print(f"compiled code: {'not installed' if computation.native is None else computation.native.explain()}")
-    everything = []
     for job in options.passes:
-        for mask in options.masks if job != "decode" else ["full"]:
+        for mask in options.masks:
             for length in options.lengths:
                 results = measure(length, job, mask, options)
                 print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
-                everything.append({"pass": job, "mask": mask, "length": length, "results": results})
-    if options.output:
-        write_json(options.output, everything)
 
 
 if __name__ == "__main__":

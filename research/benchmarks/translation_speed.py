@@ -9,8 +9,7 @@ many tokens on average as ours may. Counted are real tokens of both sides a seco
 
 `generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
 and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
-`--dtypes float32 bfloat16 int8` are ours, `--onnx fp32 int8` ours in onnxruntime. A vocabulary that the data do not
-fill is filled with unused tokens.
+`--dtypes float32 bfloat16 int8` are ours. A vocabulary that the data do not fill is filled with unused tokens.
 
 Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are
 taken inside a round.
@@ -27,7 +26,7 @@ from functools import partial
 import torch
 from attention import in_turn
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -44,13 +43,11 @@ from transformers import (
 from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.data.batching import PairCollator
 from reluformers.errors import run_main
-from reluformers.export.onnx_folder import export_onnx
-from reluformers.onnx import SUFFIXES
+from reluformers.evaluation.results import markdown_table
 from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation.loading import PairColumns, load_translation_split
-from reluformers.translation.onnx_runtime import OnnxTranslator
 from reluformers.translation.recipe import TranslationTrainingArguments
-from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+from reluformers.translation.tokenization import train_tokenizer
 from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
 from reluformers.translation.trainer import TranslationTrainer
 
@@ -87,7 +84,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--d_model", type=int, default=128)
     parser.add_argument("--max_tokens", type=int, default=2000, help="train: tokens a batch")
     parser.add_argument("--steps", type=int, default=20, help="train: updates a round")
-    parser.add_argument("--bf16", action="store_true", help="train: autocast, for both sides")
     parser.add_argument("--rows", type=int, default=50, help="generate: sentences a batch")
     parser.add_argument("--batches", type=int, default=4, help="generate: batches a round")
     parser.add_argument("--num_beams", type=int, default=5)
@@ -96,12 +92,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ffn_dim", type=int, help="twice d_model if missing")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="generate: of our models")
     parser.add_argument(
-        "--ctranslate2", nargs="*", choices=["float32", "int8"], help="generate: CTranslate2 on Marian's weights too"
+        "--ctranslate2",
+        nargs="+",
+        choices=["float32", "int8"],
+        default=[],
+        help="generate: CTranslate2 on Marian's weights too",
     )
-    parser.add_argument("--onnx", nargs="+", choices=[*SUFFIXES], default=[], help="generate: ours exported, too")
-    arguments = parser.parse_args()
-    arguments.ctranslate2 = ["float32"] if arguments.ctranslate2 == [] else arguments.ctranslate2 or []
-    return arguments
+    return parser.parse_args()
 
 
 def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
@@ -170,19 +167,6 @@ class CTranslate2Model:
         return torch.tensor([self.tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results])
 
 
-def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precisions: list[str]) -> dict[str, nn.Module]:
-    """The model in onnxruntime, by number format."""
-    if not precisions:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        saved = f"{folder}/saved"
-        exported = f"{folder}/exported"
-        model.save_pretrained(saved)
-        save_tokenizers(saved, tokenizer)
-        export_onnx(saved, exported, precisions=precisions)
-        return {name: OnnxTranslator.from_folder(exported, name) for name in precisions}
-
-
 class Stopwatch(TrainerCallback):
     """Times the updates of a run but for the first ones, which warm up."""
 
@@ -230,7 +214,6 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
     common = {
         "output_dir": folder,
         "max_steps": watch.warmup + options.steps,
-        "bf16": options.bf16,
         "use_cpu": DEVICE == "cpu",
         "report_to": "none",
         "save_strategy": "no",
@@ -292,11 +275,12 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
 
 def print_table(speeds: dict[str, list[float]], unit: str) -> None:
     """Median speed and its ratio to the peer's, taken round by round."""
-    print(f"| model | {unit}, median | ratio to {PEER}, median (min–max) |\n|---|---|---|")
+    lines = []
     for name, values in speeds.items():
         ratios = sorted(value / other for value, other in zip(values, speeds[PEER], strict=True))
         spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-        print(f"| {name} | {statistics.median(values):,.0f} | {spread} |")
+        lines.append([name, f"{statistics.median(values):,.0f}", spread])
+    print(markdown_table(["model", f"{unit}, median", f"ratio to {PEER}, median (min–max)"], lines))
 
 
 def main() -> None:
@@ -313,8 +297,6 @@ def main() -> None:
     if options.job == "generate":
         models = {PEER: build(PEER, options).eval().to(DEVICE)}
         for name in options.presets:
-            for precision, model in export(build(name, options).eval(), tokenizer, options.onnx).items():
-                models[f"{name}, onnxruntime {precision}"] = model
             for dtype in options.dtypes:
                 models[f"{name}, {dtype}"] = set_precision(build(name, options).eval().to(DEVICE), dtype)
         batches = source_batches(dataset, tokenizer, options)
