@@ -15,7 +15,7 @@ import math
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ class Counter:
     """Rounds and bytes of this process by part of the network."""
 
     def __init__(self):
-        self.rounds, self.bytes = defaultdict(int), defaultdict(int)
+        self.rounds = defaultdict(int)
+        self.bytes = defaultdict(int)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -65,11 +66,16 @@ class Private:
     """
 
     def __init__(self, variances: dict[nn.Module, float], by_softmax: bool):
-        self.variances, self.by_softmax, self.counter = variances, by_softmax, Counter()
+        self.variances = variances
+        self.by_softmax = by_softmax
+        self.counter = Counter()
 
     def linear(self, module: nn.Linear, states: Any) -> Any:
         """Multiply by secret weights."""
-        product = states.matmul(crypten.cryptensor(module.weight.detach().t()))
+        return self.biased(module, states.matmul(crypten.cryptensor(module.weight.detach().t())))
+
+    def biased(self, module: nn.Linear | nn.LayerNorm, product: Any) -> Any:
+        """Add the secret bias, if there is one."""
         if module.bias is None:
             return product
         return product + crypten.cryptensor(module.bias.detach())
@@ -82,10 +88,7 @@ class Private:
             # CrypTen's inverse root does not converge for numbers of some hundreds
             factor = max(1.0, self.variances[module] / LARGEST_VARIANCE)
             inverse = (variance * (1 / factor)).inv_sqrt() * factor**-0.5
-            output = centred * inverse * crypten.cryptensor(module.weight.detach())
-            if module.bias is None:
-                return output
-            return output + crypten.cryptensor(module.bias.detach())
+            return self.biased(module, centred * inverse * crypten.cryptensor(module.weight.detach()))
 
     def attention(self, module: nn.Module, states: Any) -> Any:
         """Self-attention over all keys, by φ(z) / (c·n^α) or by softmax."""
@@ -121,15 +124,6 @@ class Private:
         """One encoder layer."""
         states = states + self.attention(layer.self_attn, self.norm(layer.self_attn_norm, states))
         return states + self.feed_forward(layer.mlp, self.norm(layer.mlp_norm, states))
-
-
-class SoftmaxInPlace:
-    """Attention of the library with softmax for its weights, on plain numbers."""
-
-    def __init__(self, model: nn.Module):
-        for module in model.modules():
-            if hasattr(module, "attention") and hasattr(module, "q_proj"):
-                module.attention = type(module.attention)()
 
 
 def load(folder: str, data: str, rows: int) -> tuple[nn.Module, Tensor, list[int] | None, nn.Linear | None]:
@@ -178,7 +172,9 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
     crypten.config.cfg.communicator.verbose = True
     model, inputs, labels, head = load(folder, data, rows)
     if by_softmax:
-        SoftmaxInPlace(model)
+        for module in model.modules():
+            if hasattr(module, "attention") and hasattr(module, "q_proj"):
+                module.attention = type(module.attention)()  # softmax, on plain numbers
     with torch.no_grad():
         expected, variances = plain_states(model, inputs)
         private = Private(variances, by_softmax)
@@ -201,14 +197,14 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
     return json.dumps(record)
 
 
-def main(run: Callable = compare) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a model")
     parser.add_argument("--data", required=True, help="Parquet file with `image` and `label`, or a text")
     parser.add_argument("--rows", type=int, default=1, help="images, or lines of the text")
     options = parser.parse_args()
     for by_softmax in (False, True):
-        record = json.loads(run(options.model, options.data, options.rows, by_softmax)[0])
+        record = json.loads(compare(options.model, options.data, options.rows, by_softmax)[0])
         print("softmax in its place" if by_softmax else "the model's own attention")
         for part, rounds in record.pop("rounds").items():
             print(f"    {part}: {rounds} rounds, {record['bytes'][part] / 1e6:.2f} MB")

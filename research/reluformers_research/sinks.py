@@ -32,6 +32,7 @@ LENGTH = 16
 WIDTH = 16
 BATCH = 128
 DONE = 5e-3
+SEEDS = (1, 2, 3)
 
 
 class Trained(NamedTuple):
@@ -116,14 +117,11 @@ def table_of(trained: dict[str, list[Trained]]) -> str:
     """A line for each attention; three numbers are of three seeds."""
     lines = []
     for name, runs in trained.items():
-        steps = ", ".join(MISSED if run.steps is None else f"{run.steps:,}" for run in runs)
+        steps = ", ".join("no" if run.steps is None else f"{run.steps:,}" for run in runs)
         numbers = ([f"{getattr(run, part):.3f}" for run in runs] for part in ("error", "first", "row_sum"))
         lines.append([f"`{name}`", steps, *map(", ".join, numbers)])
     columns = ["attention", "solved after", "largest error", "weight on the start token", "sum of a row"]
     return markdown_table(columns, lines)
-
-
-MISSED = "no"
 
 
 def plot(trained: dict[str, list[Trained]], path: Path) -> Path:
@@ -140,8 +138,6 @@ def plot(trained: dict[str, list[Trained]], path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="attentions of causal/attentions")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="SEED")
     parser.add_argument("--steps", type=int, default=3000, help="updates at most")
     parser.add_argument("--page", type=Path, help="Markdown page whose table is written anew")
     parser.add_argument("--plot", type=Path, help="picture to draw")
@@ -149,11 +145,9 @@ def main() -> None:
     torch.set_num_threads(1)
     table = Table.load("causal/attentions")
     trained = {}
-    for row in table.rows_of("small", options.rows):
+    for row in table.rows_of("small"):
         recipe = table.recipe("small", row, 1)
-        trained[row.name] = [
-            train(recipe.attention, recipe.loss_weights, seed, options.steps) for seed in options.seeds
-        ]
+        trained[row.name] = [train(recipe.attention, recipe.loss_weights, seed, options.steps) for seed in SEEDS]
         print(table_of({row.name: trained[row.name]}).splitlines()[-1], flush=True)
     if options.page:
         text = options.page.read_text(encoding="utf-8")

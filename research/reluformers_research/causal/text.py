@@ -6,8 +6,8 @@ python -m reluformers_research.causal.text shakespeare.txt --output runs/shakesp
 A .txt is one text whose characters are the tokens; its last tenth is validation.parquet, as in nanoGPT. Otherwise a
 row of the files is `{"translation": {"en": …, "de": …}, "doc_id": …}`, sentence after sentence of each document; any
 number of languages. Documents of fewer than five sentences, once repetitions are left out, are no text to go on with
-and are left out. Written are train.parquet, validation.parquet and test.parquet with a document a row, the
-byte-level BPE tokenizer.json, and a card.
+and are left out. Written are train.parquet, validation.parquet and test.parquet with a document a row, and the
+byte-level BPE tokenizer.json.
 """
 
 import argparse
@@ -22,29 +22,11 @@ from datasets import Dataset, load_dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from reluformers.errors import run_main
-from reluformers.files import write_text
 
 END = "<end>"
 START = 0  # its number: what a document ends with, a row begins with
 _HELD_OUT = {"validation": 0.03, "test": 0.03}  # of the documents
 _LEAST_SENTENCES = 5  # of a document
-_CARD = """---
-pretty_name: text of sentence pairs
-license: other
-language: [{languages}]
----
-
-Both sides of {files} as documents, a sentence a line. White space is
-squeezed; a sentence that stood before in the same language is left out, and so is in the training set one that is held
-out, and then a document of fewer than five sentences. One is held out by the hash of its name, in all its languages
-alike. Each source keeps its own licence.
-
-| split | documents | sentences | tokens |
-|---|---|---|---|
-{counts}
-
-Columns: `text`, `language`, `document`. `tokenizer.json`: byte-level BPE of {vocab_size} tokens of the training set.
-"""
 
 
 @dataclass
@@ -153,22 +135,11 @@ def main() -> None:
         (one for document in splits["train"] for one in document.sentences), options.vocab_size
     )
     tokenizer.save(str(options.output / "tokenizer.json"))
-    counts = []
     for split, in_split in splits.items():
         rows = [{"text": "\n".join(one.sentences), "language": one.language, "document": one.name} for one in in_split]
         Dataset.from_list(rows).to_parquet(options.output / f"{split}.parquet")
-        tokens = sum(len(encoded.ids) + 1 for encoded in tokenizer.encode_batch([row["text"] for row in rows]))
         sentences = sum(len(one.sentences) for one in in_split)
-        counts.append(f"| {split} | {len(in_split):,} | {sentences:,} | {tokens:,} |")
-    languages = sorted({one.language for in_split in splits.values() for one in in_split})
-    card = _CARD.format(
-        languages=", ".join(languages),
-        files=", ".join(dict.fromkeys(Path(file).resolve().parent.name for file in options.files)),
-        counts="\n".join(counts),
-        vocab_size=tokenizer.get_vocab_size(),
-    )
-    write_text(options.output / "README.md", card)
-    print("\n".join(counts))
+        print(f"{split}: {len(in_split):,} documents, {sentences:,} sentences")
 
 
 if __name__ == "__main__":
