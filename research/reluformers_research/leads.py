@@ -1,9 +1,9 @@
 """The first table of the results: the lead of each attention on softmax in each laboratory, and its picture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import yaml
 from matplotlib.figure import Figure
@@ -22,70 +22,55 @@ from .tasks import task_named
 PLACES = RECIPES / "leads.yaml"
 
 
-@dataclass(frozen=True)
-class Lead:
+class Lead(NamedTuple):
     """An attention in a laboratory.
 
     Args:
-        loss: mean over seeds, nats.
-        difference: how much lower it is than that of the row it is compared with; None of that row, or of one seed.
-        score: mean of BLEU or accuracy, as it is written; empty where the loss is the score. If the row has a baseline
-            of its own, the baseline's score and an arrow come first.
-        zeros: mean share of exactly zero weights.
-        seeds: how many.
-        standing: ahead, behind, level or open, in words.
-        rate: at which learning rates the two are compared.
+        text: a cell of the table: the lead and where it stands, learning rates, score, share of exactly zero weights.
+            If the row has a baseline of its own, the baseline's score and an arrow come before the score.
+        difference: how much lower its loss is than that of the row it is compared with; None of that row, or of one
+            seed.
     """
 
-    loss: float
+    text: str
     difference: Difference | RankDifference | None
-    score: str
-    zeros: float
-    seeds: int
-    standing: str = ""
-    rate: str = ""
-
-    def __str__(self) -> str:
-        if self.difference is None:
-            lead = f"loss {self.loss:.3f}" if self.seeds > 1 else "one seed"
-        else:
-            low, high = self.difference.interval
-            lead = f"{signed(self.difference.value, '{:.3f}'.format)} ± {(high - low) / 2:.3f}"
-            lead = f"**{lead}**" if low > 0 or high < 0 else lead
-        zeros = f"{self.zeros:.0%} zeros" if self.zeros >= 0.005 else ""
-        return "; ".join(filter(None, [lead, self.standing, self.rate, self.score, zeros]))
 
 
 def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
     """Laboratory → attention → lead, as recipes/leads.yaml names them; what has no run is left out."""
     leads: dict[str, dict[str, Lead]] = {}
     for laboratory, attentions in yaml.safe_load(PLACES.read_text(encoding="utf-8")).items():
-        usual = attentions["softmax"]
         for attention, row_name in attentions.items():
-            own, _, other = row_name.partition(" over ")
-            baseline = f"{own.rpartition(' ')[0]} {other}" if other else usual
-            if lead := _lead(evidence, own, baseline):
-                if other:
-                    _, key, _ = _row_of(evidence, baseline)
-                    lead = replace(lead, score=f"{_score(evidence, key)} → {lead.score}")
+            if lead := _lead(evidence, row_name, attentions["softmax"]):
                 leads.setdefault(laboratory, {})[attention] = lead
     return leads
 
 
-def _lead(evidence: Evidence, row_name: str, baseline: str) -> Lead | None:
-    table, key, tried = _row_of(evidence, row_name)
-    _, other, _ = _row_of(evidence, baseline)
+def _lead(evidence: Evidence, row_name: str, usual: str) -> Lead | None:
+    """The lead of "TABLE SETTING ROW" on a usual baseline, or of "TABLE SETTING ROW over BASELINE"."""
+    own, _, baseline = row_name.partition(" over ")
+    table, key, tried = _row_of(evidence, own)
+    _, other, _ = _row_of(evidence, f"{own.rpartition(' ')[0]} {baseline}" if baseline else usual)
     losses = evidence.values(key, LOSS)
-    zeros = evidence.values(key, "zeros")
     if not losses:
         return None
-    rate = f"best of {tried} rates" if tried > 1 else ""
-    lead = Lead(fmean(losses), None, _score(evidence, key), fmean(zeros) if zeros else 0.0, len(losses), rate=rate)
+    parts = [f"loss {fmean(losses):.3f}" if len(losses) > 1 else "one seed"]
     difference = None if key == other else evidence.difference(key, other, LOSS)
-    if difference is None:
-        return lead
-    stands = standing(difference, table.margin * evidence.nats(other))
-    return replace(lead, difference=difference, standing=stands, rate=rate or "at one rate")
+    if difference is not None:
+        low, high = difference.interval
+        lead = f"{signed(difference.value, '{:.3f}'.format)} ± {(high - low) / 2:.3f}"
+        lead = f"**{lead}**" if low > 0 or high < 0 else lead
+        parts = [lead, standing(difference, table.margin * evidence.nats(other))]
+    if tried > 1:
+        parts.append(f"best of {tried} rates")
+    elif difference is not None:
+        parts.append("at one rate")
+    if score := _score(evidence, key):
+        parts.append(f"{_score(evidence, other)} → {score}" if baseline else score)
+    zeros = fmean(evidence.values(key, "zeros") or [0.0])
+    if zeros >= 0.005:
+        parts.append(f"{zeros:.0%} zeros")
+    return Lead("; ".join(parts), difference)
 
 
 def _score(evidence: Evidence, key: str) -> str:
@@ -108,7 +93,9 @@ def _row_of(evidence: Evidence, row_name: str) -> tuple[Table, str, int]:
 def leads_table(leads: Mapping[str, Mapping[str, Lead]]) -> str:
     """A line for each attention, a column for each laboratory."""
     attentions = dict.fromkeys(attention for column in leads.values() for attention in column)
-    lines = [[name, *(str(column.get(name, MISSING)) for column in leads.values())] for name in attentions]
+    lines = [
+        [name, *(column[name].text if name in column else MISSING for column in leads.values())] for name in attentions
+    ]
     return markdown_table(["", *leads], lines)
 
 

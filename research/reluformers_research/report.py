@@ -5,10 +5,9 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.results import METRICS, markdown_table
@@ -233,7 +232,8 @@ class TableReport:
         return "dev loss" if is_of_dev else METRICS[measure].title
 
     def _line(self, runs: Runs) -> dict[str, str]:
-        line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
+        paper = MISSING if runs.row.paper is None else str(runs.row.paper)
+        line = {"row": runs.row.name, "paper": paper, "seeds": str(len(runs.records))}
         if runs.diverged:
             line["seeds"] += f" + {len(runs.diverged)} diverged"
         for measure in self.measures:
@@ -423,12 +423,6 @@ def _mean_text(values: Sequence[float], form: Callable[[float], str]) -> str:
         return MISSING
     spread = f" ± {form(statistics.stdev(values))}" if len(values) > 1 else ""
     return f"{form(statistics.mean(values))}{spread}"
-
-
-def _paper_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {number}" for name, number in value.items())
-    return MISSING if value is None else str(value)
 
 
 def signed(value: float, form: Callable[[float], str]) -> str:

@@ -12,22 +12,18 @@ from .row import RUNS_ELSEWHERE, Job
 _POLL_SECONDS = 0.5
 
 
-def run_here(
-    jobs: Sequence[Job], folder: Path, *, workers: int, minutes: float | None, report: Callable[[str], None]
-) -> bool:
+def run_here(jobs: Sequence[Job], folder: Path, *, workers: int, report: Callable[[str], None]) -> bool:
     """Run jobs in processes of their own; one that fails does not stop the others.
 
     Args:
         jobs: in the order in which they start; those that are done are passed over.
         folder: for the jobs' files and what they print.
         workers: processes at a time.
-        minutes: stop after that long; the next call goes on from the last checkpoints. None runs to the end.
         report: takes lines for the user.
 
     Returns:
         Whether all are done.
     """
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     waiting = [job for job in jobs if not job.is_done]
     report(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done, {min(workers, len(waiting))} at a time")
     running: dict[subprocess.Popen, Job] = {}
@@ -39,9 +35,6 @@ def run_here(
             time.sleep(_POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
                 report(_outcome(process, running.pop(process), folder))
-            if deadline is not None and time.monotonic() > deadline:
-                report(f"{minutes:g} minutes are over; the same command goes on")
-                break
     finally:
         for process in running:  # what they have trained since the last checkpoint is trained again
             process.kill()

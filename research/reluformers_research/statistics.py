@@ -283,9 +283,7 @@ def _row_weights(rows: int) -> np.ndarray:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction: p-values that may be held against one level although they are many (Holm 1979)."""
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    order = np.argsort(p_values)
+    adjusted = np.array(p_values)
+    adjusted[order] = np.maximum.accumulate(np.arange(len(order), 0, -1) * adjusted[order]).clip(max=1.0)
+    return adjusted.tolist()

@@ -47,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="paper: data and sizes of the paper; small: sizes for two cores; --list shows others",
     )
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="rows to run, such as relu*")
-    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="seeds of each row")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="SEED", help="seeds of each row")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
-    parser.add_argument("--minutes", type=float, help="stop after this time; the next call continues")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
     parser.add_argument("--records", type=Path, help="folder of the records; without it, OUTPUT_DIR/records")
     parser.add_argument("--show", action="store_true", help="run nothing; print the finished rows")
@@ -93,7 +92,7 @@ def list_rows(names: list[str]) -> None:
 def show_table(options: argparse.Namespace, records: Path) -> None:
     """Run what is missing of a table, unless it is only shown, and print it."""
     table = Table.load(options.table)
-    jobs = make_jobs(table, list(map(int, options.seeds)), options, records)
+    jobs = make_jobs(table, options, records)
     finished = options.show or run_jobs(jobs, options, records)
     report = TableReport.of_records(
         table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.changes
@@ -103,34 +102,30 @@ def show_table(options: argparse.Namespace, records: Path) -> None:
         sys.exit(1)
 
 
-def run_jobs(jobs: dict[str, list[Job]], options: argparse.Namespace, records: Path) -> bool:
+def run_jobs(jobs: dict[str, Job], options: argparse.Namespace, records: Path) -> bool:
     """Run the jobs of rows that are not done; returns whether all are."""
-    # seed by seed, so that early on every row has one
-    unique = {job.name: job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed}
     known = {record.name: record for record in load_records(records)}
-    for name, job in unique.items():
+    for name, job in jobs.items():
         check_data(job, known[name]) if name in known else check_job(job)
     return run_here(
-        list(unique.values()),
+        list(jobs.values()),
         options.output_dir,
         workers=options.jobs,
-        minutes=options.minutes,
         report=partial(print, flush=True),
     )
 
 
-def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, records: Path) -> dict[str, list[Job]]:
-    """Row → a job for each seed; every recipe is checked before the first one starts."""
-    jobs: dict[str, list[Job]] = {}
-    for row in table.rows_of(options.setting, options.rows):
-        for seed in seeds:
+def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[str, Job]:
+    """Name → job, seed by seed, so that early on every row has a run; every recipe is checked before one starts."""
+    jobs = {}
+    for seed in options.seeds:
+        for row in table.rows_of(options.setting, options.rows):
             recipe = table.recipe(options.setting, row, seed, options.changes)
             recipe.model_config()
             recipe.training_arguments(options.output_dir)
             name = run_name(recipe)
             folder = str(options.output_dir / name)
-            job = Job(name, recipe.to_dict(), table.evaluate_options(options.setting), folder, str(records))
-            jobs.setdefault(row.name, []).append(job)
+            jobs[name] = Job(name, recipe.to_dict(), table.evaluate_options(options.setting), folder, str(records))
     return jobs
 
 
