@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 import torch
-from attention import in_turn, peak_megabytes
+from attention import in_turn, peak_megabytes, ratios_to
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -110,13 +110,11 @@ def main() -> None:
                     calls = {name: partial(seconds, model, inputs, name, has_backward) for name in names}
                     in_turn(calls, 1)  # warms up
                     times = in_turn(calls, options.rounds)
-                    shares = [
-                        statistics.median(a / b for a, b in zip(times[name], times[PEER], strict=True))
-                        for name in options.attentions
-                    ]
+                    shares = ratios_to(PEER, times)
                     row = [kind, dtype, str(length), PASSES[has_backward]]
                     row.append(f"{1000 * statistics.median(times[PEER]):.0f}")
-                    print("|", " | ".join([*row, *(f"{share:.2f}" for share in shares)]), "|", flush=True)
+                    row += [f"{statistics.median(shares[name]):.2f}" for name in options.attentions]
+                    print("|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,11 @@ def in_turn(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
     return values
 
 
+def ratios_to(peer: str, times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """What each candidate took beside the peer in the same round, round by round."""
+    return {name: [one / other for one, other in zip(times[name], times[peer], strict=True)] for name in times}
+
+
 def seconds(call: Callable[[], object]) -> float:
     """Time of one call."""
     clock = time.process_time if DEVICE == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
@@ -233,13 +238,13 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     if PEER not in runs:
         return {}
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
-    times = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
-    times = in_turn(times, options.rounds)
+    calls = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
+    times = in_turn(calls, options.rounds)
     results = {}
-    for name, values in times.items():
-        ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
+    for name, ratios in ratios_to(PEER, times).items():
+        ratios.sort()
         results[name] = {
-            "milliseconds": statistics.median(values) * 1000,
+            "milliseconds": statistics.median(times[name]) * 1000,
             "ratio": statistics.median(ratios),
             "low": ratios[len(ratios) // 4],
             "high": ratios[-1 - len(ratios) // 4],

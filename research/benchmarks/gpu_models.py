@@ -14,10 +14,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
+from attention import in_turn, ratios_to
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -137,7 +139,6 @@ def compare(title: str, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds, ratio to the first candidate, memory and time to the first step of each candidate."""
     names, build = COMPARISONS[title]
     steps = {}
-    times = {name: [] for name in names}
     rows = {}
     for name in names:
         torch.manual_seed(0)
@@ -153,11 +154,8 @@ def compare(title: str, rounds: int) -> dict[str, dict[str, float]]:
         steps[name] = step
         rows[name] = {"first_step_s": first, "peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20}
     number = 1 if title.startswith("generate") else STEPS
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(seconds_of(step, number))
-    for name in steps:
-        ratios = [one / peer for one, peer in zip(times[name], times[names[0]], strict=True)]
+    times = in_turn({name: partial(seconds_of, step, number) for name, step in steps.items()}, rounds)
+    for name, ratios in ratios_to(names[0], times).items():
         rows[name] |= {"ms": 1e3 * statistics.median(times[name]), "ratio": statistics.median(ratios)}
         rows[name] |= {"least": min(ratios), "most": max(ratios)}
         print(

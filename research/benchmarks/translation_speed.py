@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from attention import in_turn
+from attention import in_turn, ratios_to
 from datasets import Dataset
 from torch import Tensor
 from transformers import (
@@ -276,10 +276,9 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
 def print_table(speeds: dict[str, list[float]], unit: str) -> None:
     """Median speed and its ratio to the peer's, taken round by round."""
     lines = []
-    for name, values in speeds.items():
-        ratios = sorted(value / other for value, other in zip(values, speeds[PEER], strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-        lines.append([name, f"{statistics.median(values):,.0f}", spread])
+    for name, ratios in ratios_to(PEER, speeds).items():
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        lines.append([name, f"{statistics.median(speeds[name]):,.0f}", spread])
     print(markdown_table(["model", f"{unit}, median", f"ratio to {PEER}, median (min–max)"], lines))
 
 

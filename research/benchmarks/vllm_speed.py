@@ -6,10 +6,12 @@ Example:
 """
 
 import tempfile
-import time
+from functools import partial
 from statistics import median
+from timeit import timeit
 
 import torch
+from attention import in_turn, ratios_to
 from transformers import AutoModelForCausalLM, LlamaConfig
 from vllm import LLM, SamplingParams
 
@@ -38,21 +40,19 @@ def main() -> None:
                 enable_prefix_caching=False,
             )
     prompts = [{"prompt_token_ids": ids} for ids in torch.randint(1024, (REQUESTS, PROMPT)).tolist()]
-    rates = {name: [] for name in engines}
+    times = {}
     for count in (1, NEW):
         settings = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        times = {name: [] for name in engines}
-        for _ in range(ROUNDS + 1):
-            for name, engine in engines.items():
-                start = time.perf_counter()
-                engine.generate(prompts, settings)
-                times[name].append(time.perf_counter() - start)
-        for name, seconds in times.items():
-            rates[name].append(seconds[1:])  # The first round warms up.
-    for name, (reading, whole) in rates.items():
-        read = REQUESTS * PROMPT / median(reading)
-        ratios = [own / other for own, other in zip(whole, rates["sdpa"][1], strict=True)]
-        wrote = REQUESTS * (NEW - 1) / (median(whole) - median(reading))
+        calls = {
+            name: partial(timeit, partial(engine.generate, prompts, settings), number=1)
+            for name, engine in engines.items()
+        }
+        in_turn(calls, 1)  # warms up
+        times[count] = in_turn(calls, ROUNDS)
+    for name, ratios in ratios_to("sdpa", times[NEW]).items():
+        reading = median(times[1][name])
+        read = REQUESTS * PROMPT / reading
+        wrote = REQUESTS * (NEW - 1) / (median(times[NEW][name]) - reading)
         print(
             f"{name}: {read:.0f} tokens/s read, {wrote:.0f} tokens/s written, {median(ratios):.2f} of softmax's time"
         )
