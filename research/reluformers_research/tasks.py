@@ -71,9 +71,7 @@ TASKS = {name: _of_library(library.task_named(name)) for name in library.TASKS} 
     )
 }
 # what claims may be about, beside the score
-MEASURES = dict.fromkeys(
-    measure for task in TASKS.values() for measure in (*task.columns, "growth_16", "slow_growth_16")
-)
+MEASURES = dict.fromkeys(measure for task in TASKS.values() for measure in (*task.columns, "slow_growth_16"))
 
 
 def task_named(name: Any) -> Task:

@@ -2,9 +2,8 @@
 
 | name | what |
 |---|---|
-| loss_1 … loss_16 | nats a token on windows of 1 to 16 times the training length |
-| growth_16 | loss_16 − loss_1 |
-| slow_loss_1, slow_loss_16, slow_growth_16 | the same with 50 times the rotary base, so that positions turn slower |
+| loss_1, loss_4, loss_16 | nats a token on windows of 1, 4 and 16 times the training length |
+| slow_loss_16, slow_growth_16 | at 16 with 50 times the rotary base, so that positions turn slower; growth from 1 |
 | sink_rate | share of heads that give the first token over 0.3 of Σ_j |w_ij|, a mean over queries with any weight |
 | largest_sink | what the head that gives the first token most gives it |
 | zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
@@ -24,7 +23,7 @@ from reluformers.modeling.pipeline_translation import returning_weights
 
 from .rows import started, windows
 
-LENGTHS = (1, 2, 4, 8, 16)
+LENGTHS = (1, 4, 16)
 FAR = 1024  # tokens over which a sentence is recalled
 TOKENS = 65_536  # that each length is measured on
 _SINK = 0.3
@@ -58,15 +57,16 @@ def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]
         outputs = model(input_ids=part, use_cache=False, output_attentions=True)
         for name, value in _sums(outputs.attentions).items():
             sums[name] = sums.get(name, 0) + value
-    queries = sums["queries"]
+    zeros = sums["zeros"].sum()
+    used = sums["used"].sum()
     shares = sums["share"] / sums["used"].clamp_min(1)
     return {
         "sink_rate": (shares > _SINK).double().mean().item(),
         "largest_sink": shares.max().item(),
-        "zeros": (sums["zeros"].sum() / sums["pairs"]).item(),
-        "null_rate": (1 - sums["used"].sum() / (queries * sums["used"].numel())).item(),
-        "entropy": (sums["entropy"].sum() / sums["used"].sum().clamp_min(1)).item(),
-        "survivors": (sums["survivors"].sum() / (queries * sums["used"].numel())).item(),
+        "zeros": (zeros / sums["pairs"]).item(),
+        "null_rate": (1 - used / sums["rows"]).item(),
+        "entropy": (sums["entropy"].sum() / used.clamp_min(1)).item(),
+        "survivors": ((sums["pairs"] - zeros) / sums["rows"]).item(),
     }
 
 
@@ -85,13 +85,13 @@ def _sums(attentions: tuple[Tensor, ...]) -> dict[str, Tensor]:
             "share": shares[..., 0].sum((0, 2)),
             "used": (total > 0).sum((0, 2)).double(),
             "zeros": ((weights == 0) & visible).sum((0, 2, 3)).double(),
-            "survivors": (weights != 0).sum((0, 2, 3)).double(),
             "entropy": -torch.special.xlogy(shares, shares).sum((0, 2, 3)),
         }.items():
             collected.setdefault(name, []).append(value)
     sums = {name: torch.stack(values) for name, values in collected.items()}
-    sums["queries"] = torch.tensor(float(len(attentions[0]) * (length - 1)))
-    sums["pairs"] = visible.sum().double() * len(attentions[0]) * sums["used"].numel()
+    rows = len(attentions[0]) * sums["used"].numel()  # of each query, over layers and heads
+    sums["rows"] = torch.tensor(float(rows * (length - 1)))
+    sums["pairs"] = visible.sum().double() * rows
     return sums
 
 
@@ -140,11 +140,10 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
     measures = {
         f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= longest
     }
-    if f"loss_{(most := LENGTHS[-1])}" in measures:
+    if "loss_16" in measures:
         with slow_rotation(model):
-            measures |= {f"slow_loss_{times}": loss_at(model, stream, times * length) for times in (1, most)}
-        for name in ("", "slow_"):
-            measures[f"{name}growth_{most}"] = measures[f"{name}loss_{most}"] - measures[f"{name}loss_1"]
+            measures["slow_loss_16"] = loss_at(model, stream, 16 * length)
+            measures["slow_growth_16"] = measures["slow_loss_16"] - loss_at(model, stream, length)
     measures |= attention_measures(model, windows(stream, length)[:64])
     if longest >= 8 * length:
         # of the same text

@@ -210,18 +210,6 @@ def test_a_damaged_record_is_named(table, tmp_path):
             Evidence.load(tmp_path)
 
 
-def test_wide_seeds_decide_nothing(table, tmp_path):
-    for seed, share in ((1, 0.0), (2, 1.0)):
-        save_run(table, tmp_path, "one", seed, share)
-        save_run(table, tmp_path, "two", seed, share + 0.03)
-    report = report_of(table, tmp_path)
-    found = {claim.text: found for claim, found in report.verdicts.items()}
-    assert found["one < two"]["accuracy"].verdict == OPEN
-    assert found["one < two"]["accuracy"].found_from > 0.03
-    assert found["two > three"][LOSS].difference is None
-    assert "| one | 0.7 | 1.500 ± 0.707 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
-
-
 def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
@@ -234,17 +222,6 @@ def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
         save_run(table, tmp_path, "one", seed, 0.5)
     report = report_of(table, tmp_path)
     assert (verdicts(report)["three >= one"], verdicts(report)["three ~ one"]) == (REVERSED, DIFFERS)
-
-
-def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
-    """Holm's correction makes 0.08 of 0.02 for the first of four claims about the score."""
-    for seed in (1, 2):
-        for name in table.rows:
-            save_run(table, tmp_path, name, seed, 0.5)
-    for chances in ((0.02, 0.9, 0.9), (0.9, 0.02, 0.9), (0.9, 0.9, 0.02)):
-        monkeypatch.setattr("reluformers_research.report._chances", lambda *_, chances=chances: chances)
-        outcomes = verdicts(report_of(table, tmp_path))
-        assert {outcomes[text] for text in outcomes if ":" not in text} == {OPEN}
 
 
 @pytest.mark.parametrize(
@@ -289,6 +266,13 @@ def test_a_claim_is_contradicted_beyond_its_margin_alone(relation, value, verdic
     assert _verdicts([(relation, Difference(value, 1.0, 20), 0.02)]) == [OPEN]
 
 
+def test_what_is_tested_often_is_corrected_for():
+    """A p-value of 0.02 is 0.08 of the first of four claims."""
+    claim = (">", Difference(2.2, 1.0, 20), 0.02)
+    assert _verdicts([claim]) == [HOLDS]
+    assert _verdicts([claim] * 4) == [OPEN] * 4
+
+
 def save_losses(table, folder, name, seed, loss, rows=None):
     """A record with a loss, and its parts by row where they were kept."""
     record = save_run(table, folder, name, seed, 0.5, loss=loss)
@@ -298,8 +282,7 @@ def save_losses(table, folder, name, seed, loss, rows=None):
         record.save(folder)
 
 
-@pytest.mark.parametrize("is_gathered", [False, True])
-def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path, is_gathered):
+def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path):
     """Two rows whose losses go apart by row: the variance of the difference of two means of 400 is 2 · 3² / 400."""
     random = np.random.default_rng(0)
     parts = {name: 30 + random.normal(0, 3, 400) for name in ("one", "two")}
@@ -308,11 +291,8 @@ def test_the_interval_of_the_loss_has_the_part_of_its_rows(table, tmp_path, is_g
             loss += (seed * len(name) * 7) % 5 / 100 + seed / 50 * (name == "one")
             save_losses(table, tmp_path / "seeds", name, seed, loss)
             save_losses(table, tmp_path / "rows", name, seed, loss, parts[name])
-    folder = tmp_path / "rows"
-    if is_gathered:
-        gather(folder, tmp_path / "gathered")
-        folder = tmp_path / "gathered"
-    alone, both = report_of(table, tmp_path / "seeds"), report_of(table, folder)
+    gather(tmp_path / "rows", tmp_path / "gathered")
+    alone, both = report_of(table, tmp_path / "seeds"), report_of(table, tmp_path / "gathered")
     narrow, wider = (report.difference("two", "one") for report in (alone, both))
     assert narrow.value == pytest.approx(wider.value)
     spread = (parts["one"] - parts["two"]).std()
