@@ -23,7 +23,7 @@ from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json
 from reluformers.saved_models import load_config, model_files, to_accelerator
-from reluformers.tasks import Task, task_of
+from reluformers.tasks import task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
 from reluformers_research.analysis.report import means_table, plot_layers
@@ -47,42 +47,22 @@ def run(options: argparse.Namespace) -> None:
     picture = output.with_suffix(".png")
     files = [file for model in options.models for file in model_files(model)]
     check_output_files(output, picture, inputs=[options.data, *files])
-    task = common_task(options)
-    models = dict.fromkeys(options.models)
-    names = run_names([Path(model) for model in models])
+    for model in options.models:
+        check_model(model)
+    (task,) = {task_of(load_config(model, trust_remote_code=options.trust_remote_code)) for model in options.models}
+    names = run_names([Path(model) for model in options.models])
     analysis: dict[str, Any] = {"format_version": FORMAT_VERSION, "task": task.name, "models": {}}
-    for model in models:
-        results, about = measure(model, task, options)
-        analysis |= about
-        analysis["models"][names[Path(model)]] = results
-        print(f"{names[Path(model)]}: {about['data']['rows']:,} {about['data']['unit']}")
+    for model in dict.fromkeys(options.models):
+        scorer = task.scorer(scoring_options(task, {**vars(options), "model": model, "models": None, "output": None}))
+        data = scorer.load()
+        device = to_accelerator(scorer.model).device
+        batches = tqdm(scorer.attention_batches(), desc=model, unit=" batches", disable=not sys.stderr.isatty())
+        name = names[Path(model)]
+        analysis["models"][name] = analyse_model(scorer.model, batches)
+        known = {key: value for key, value in dataclasses.asdict(data).items() if value is not None}
+        analysis["data"] = {**known, "source": source_name(data.source)}
+        analysis["circumstances"] = current_circumstances(device).to_dict()
+        print(f"{name}: {data.rows:,} {data.unit}")
     write_json(output, analysis)
     plot_layers(analysis["models"], picture)
     print(f"{means_table(analysis['models'])}\n{output}\n{picture}")
-
-
-def common_task(options: argparse.Namespace) -> Task:
-    """The task of all models, which is one."""
-    tasks = {}
-    for model in options.models:
-        check_model(model)
-        task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
-        tasks[task.name] = task
-    (task,) = tasks.values()
-    return task
-
-
-def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What one model does, and on which rows and where it was measured."""
-    given = {**vars(options), "model": model, "models": None, "output": None}
-    scorer = task.scorer(scoring_options(task, given))
-    data = scorer.load()
-    to_accelerator(scorer.model)
-    batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not sys.stderr.isatty())
-    results = analyse_model(scorer.model, batches)
-    known = {name: value for name, value in dataclasses.asdict(data).items() if value is not None}
-    about = {
-        "data": {**known, "source": source_name(data.source)},
-        "circumstances": current_circumstances(scorer.model.device).to_dict(),
-    }
-    return results, about
