@@ -91,17 +91,33 @@ class TableReport:
     Args:
         table: which.
         setting: name of one of its settings.
+        evidence: the records: those of the table's rows belong to it, whatever their seed and wherever their data lay.
+        rows: patterns of names of rows.
+        overrides: changes that all rows were trained with.
+
+    Attributes:
         runs: of its rows; a row without a finished run has none.
-        evidence: what they are of.
         verdicts: of each claim by each measure; of a claim about the score by the loss first.
+
+    Raises:
+        ValueError: a row has runs of different data or one seed twice.
     """
 
-    def __init__(self, table: Table, setting: str, runs: Sequence[Runs], evidence: Evidence):
+    def __init__(
+        self,
+        table: Table,
+        setting: str,
+        evidence: Evidence,
+        *,
+        rows: Sequence[str] = ("*",),
+        overrides: Sequence[str] = (),
+    ):
         self.table = table
         self.setting = setting
         self.evidence = evidence
-        self.runs = {one.row.name: one for one in runs}
-        self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
+        recipes = {row.name: table.recipe(setting, row, 1, overrides) for row in table.rows_of(setting, rows)}
+        self.runs = {name: self._runs_of(table.rows[name], row_key(recipe)) for name, recipe in recipes.items()}
+        self.task: Task = task_named(next(iter(recipes.values())).task)
         self.metric = METRICS[self.task.main_metric]
         self.measures = tuple(dict.fromkeys((LOSS, *self.task.scorer.scores_of_sums())))
         claims = [claim for claim in table.claims if all(map(self.rows_like, (claim.first, claim.second)))]
@@ -110,42 +126,19 @@ class TableReport:
             own = SCORE if measure in self.measures else measure
             self._judge([claim for claim in claims if claim.measure == own], measure)
 
-    @classmethod
-    def of_records(
-        cls,
-        table: Table,
-        setting: str,
-        evidence: Evidence,
-        *,
-        rows: Sequence[str] = ("*",),
-        overrides: Sequence[str] = (),
-    ) -> "TableReport":
-        """The table of the records that belong to it, whatever their seed and wherever their data lay.
-
-        Args:
-            table, setting: which.
-            evidence: the records.
-            rows: patterns of names of rows.
-            overrides: changes that all rows were trained with.
-
-        Raises:
-            ValueError: a row has runs of different data or one seed twice.
-        """
-        runs = []
-        for row in table.rows_of(setting, rows):
-            key = row_key(table.recipe(setting, row, 1, overrides))
-            own = evidence.of_row(key)
-            scored = [record for record in own if record.evaluation is not None]
-            diverged = [record.seed for record in own if record.evaluation is None]
-            _check_same_data(f"{table.name}, row {row.name}", scored)
-            for earlier, later in pairwise(own):  # sorted by seed
-                if earlier.seed == later.seed:
-                    raise ValueError(
-                        f"{earlier.name} and {later.name} are both the run of {table.name}, row {row.name}, with seed "
-                        f"{later.seed}; keep one of them in the folder"
-                    )
-            runs.append(Runs(row, key, scored, diverged))
-        return cls(table, setting, runs, evidence)
+    def _runs_of(self, row: Row, key: str) -> Runs:
+        """Runs of a row, all of the same data and each of its own seed."""
+        own = self.evidence.of_row(key)
+        scored = [record for record in own if record.evaluation is not None]
+        diverged = [record.seed for record in own if record.evaluation is None]
+        _check_same_data(f"{self.table.name}, row {row.name}", scored)
+        for earlier, later in pairwise(own):  # sorted by seed
+            if earlier.seed == later.seed:
+                raise ValueError(
+                    f"{earlier.name} and {later.name} are both the run of {self.table.name}, row {row.name}, with "
+                    f"seed {later.seed}; keep one of them in the folder"
+                )
+        return Runs(row, key, scored, diverged)
 
     def rows_like(self, name: str) -> list[str]:
         """The row of that name, or the rows that fit a pattern."""
@@ -190,17 +183,17 @@ class TableReport:
                 for claim in of_scores
             ]
             parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
-        of_statistics = [claim for claim in begun if claim.measure != SCORE]
-        if of_statistics:
-            texts = (
-                f"- `{claim.text}` {self.text(begun[claim][claim.measure], claim.measure)}.\n"
-                for claim in of_statistics
+        parts.append(
+            "".join(
+                f"- `{claim.text}` {self.text(verdicts[claim.measure], claim.measure)}.\n"
+                for claim, verdicts in begun.items()
+                if claim.measure != SCORE
             )
-            parts.append("".join(texts))
+        )
         left = [claim for claim in self.verdicts if claim not in begun]
         if left:
             parts.append(f"Claims of rows without a run: {', '.join(f'`{claim.text}`' for claim in left)}.\n")
-        return "\n".join(parts)
+        return "\n".join(filter(None, parts))
 
     def is_begun(self, claim: Claim) -> bool:
         """Whether one of the claim's rows has a run."""
@@ -407,15 +400,14 @@ def _found_from(relation: str, difference: Difference | RankDifference, margin: 
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
     """Refuse runs that were scored on different test sets or in other ways, or trained on files that differ."""
     metrics = [record.evaluation.scores[task_named(record.recipe["task"]).main_metric] for record in records]
-    signatures = {metric.signature for metric in metrics}
-    tests = {record.evaluation.data.checksum for record in records}
     trained_on = [(record.data.get("train") or {}).get("sha256", [None]) for record in records]
-    files = {tuple(sums) for sums in trained_on if None not in sums}
-    if len(signatures) > 1:
-        raise ValueError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")
-    for kind, checksums in (("scored on different test sets", tests), ("trained on different files", files)):
-        if len(checksums) > 1:
-            raise ValueError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")
+    for kind, values in {
+        "scored with different signatures": {metric.signature for metric in metrics},
+        "scored on different test sets": {record.evaluation.data.checksum for record in records},
+        "trained on different files": {tuple(sums) for sums in trained_on if None not in sums},
+    }.items():
+        if len(values) > 1:
+            raise ValueError(f"{what}: there are runs {kind}, {values}; keep the records of one kind in a folder")
 
 
 def _mean_text(values: Sequence[float], form: Callable[[float], str]) -> str:

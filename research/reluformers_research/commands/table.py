@@ -94,9 +94,7 @@ def show_table(options: argparse.Namespace, records: Path) -> None:
     table = Table.load(options.table)
     jobs = make_jobs(table, options, records)
     finished = options.show or run_jobs(jobs, options, records)
-    report = TableReport.of_records(
-        table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.changes
-    )
+    report = TableReport(table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.changes)
     print(report.markdown())
     if not finished:
         sys.exit(1)
@@ -136,7 +134,7 @@ def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lea
     if not evidence:
         raise ValueError(f"{records}: holds no record of a run, and the pages would be emptied")
     names = dict.fromkeys(name for text in texts.values() for name in tables_in(text))
-    reports = [TableReport.of_records(Table.load(name), setting, evidence) for name, setting in names]
+    reports = [TableReport(Table.load(name), setting, evidence) for name, setting in names]
     leads = find_leads(evidence)
     blocks = {"leads": leads_table(leads), "counts": counts(reports)}
     for (name, setting), report in zip(names, reports, strict=True):

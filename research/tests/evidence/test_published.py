@@ -78,7 +78,7 @@ def test_leads_in_bleu_in_the_words_are_those_of_the_records(evidence):
         ("rela/t3", "en-fr/reluformer", "en-fr/softmax"),
         ("reluformer/t6", "128/reluformer", "128/softmax"),
     ):
-        report = TableReport.of_records(Table.load(name), "small", evidence)
+        report = TableReport(Table.load(name), "small", evidence)
         lead = report.difference_text(report.difference(first, second, "bleu"), "bleu")
         assert lead in " ".join(page.split())
 

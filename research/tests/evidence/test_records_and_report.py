@@ -94,7 +94,7 @@ def load_record(folder: Path, name: str) -> RunRecord:
 
 
 def report_of(table, folder, **options):
-    return TableReport.of_records(table, "small", Evidence.load(folder), **options)
+    return TableReport(table, "small", Evidence.load(folder), **options)
 
 
 def verdicts(report, measure="accuracy"):

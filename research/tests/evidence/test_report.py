@@ -15,9 +15,7 @@ def by_loss(report):
 
 
 def test_a_pattern_is_the_row_of_the_best_rate(evidence):
-    report = TableReport.of_records(
-        Table.load("open/learning_rate"), "small", evidence, rows=["*/softmax/0", "*/relu/*"]
-    )
+    report = TableReport(Table.load("open/learning_rate"), "small", evidence, rows=["*/softmax/0", "*/relu/*"])
     assert report.row_of("*/softmax/0").row.name == "x0.5/softmax/0"
     by_claim = by_loss(report)
     assert by_claim["*/relu/1.5 > */softmax/0"].verdict == HOLDS
@@ -27,7 +25,7 @@ def test_a_pattern_is_the_row_of_the_best_rate(evidence):
 
 def test_two_rates_are_too_few(evidence):
     table = Table.load("open/learning_rate")
-    report = TableReport.of_records(table, "small", evidence, rows=["x0.5/*", "x1/*"])
+    report = TableReport(table, "small", evidence, rows=["x0.5/*", "x1/*"])
     (claim,) = [claim for claim in report.verdicts if claim.text == "*/relu/1.5 > */softmax/0"]
     assert report.verdicts[claim]["loss"].difference is None
 
@@ -45,9 +43,7 @@ def test_the_margin_is_of_the_schedule(evidence, name, margin):
 
 
 def test_a_small_lead_of_a_paper_is_no_refutation(evidence):
-    by_claim = by_loss(
-        TableReport.of_records(Table.load("qknorm/t5"), "small", evidence, rows=["p75", "p90", "p97.5"])
-    )
+    by_claim = by_loss(TableReport(Table.load("qknorm/t5"), "small", evidence, rows=["p75", "p90", "p97.5"]))
     assert by_claim["p90 < p97.5"].verdict == AS_SMALL  # 0.35 BLEU in the paper
     assert by_claim["p75 < p97.5"].verdict == NOT_THERE  # 0.66
 
