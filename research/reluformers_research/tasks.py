@@ -39,15 +39,11 @@ class Task:
     speeds: tuple[str, ...]
     columns: Mapping[str, tuple[str, str]] = field(default_factory=lambda: ATTENTION_COLUMNS)
 
-    def __str__(self) -> str:
-        return self.name.replace("-", " ")
 
-
-def _of_library(task: library.Task) -> Task:
-    return Task(task.name, task.recipe_class, task.train, SCORERS[task.name], task.main_metric, task.speeds)
-
-
-TASKS = {name: _of_library(library.task_named(name)) for name in library.TASKS} | {
+TASKS = {
+    task.name: Task(task.name, task.recipe_class, task.train, SCORERS[task.name], task.main_metric, task.speeds)
+    for task in map(library.task_named, library.TASKS)
+} | {
     CausalRecipe.task: Task(
         name=CausalRecipe.task,
         recipe_class=CausalRecipe,

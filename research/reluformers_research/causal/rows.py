@@ -49,4 +49,4 @@ def started(rows: Tensor) -> Tensor:
 
 def as_dataset(rows: Tensor) -> Dataset:
     """Rows as the trainer takes them."""
-    return Dataset.from_dict({"input_ids": rows.numpy()}).with_format("torch")
+    return Dataset.from_dict({"input_ids": rows.numpy(), "labels": rows.numpy()}).with_format("torch")

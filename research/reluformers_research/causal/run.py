@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import set_seed
+from transformers import default_data_collator, set_seed
 
 from reluformers.modeling.regularization import RowStatistics, SiteRows, regularizer_sums
 from reluformers.training.callbacks import median_speed
@@ -74,7 +74,7 @@ class CausalTrainer(TaskTrainer):
 
     def __init__(self, *arguments: Any, loss_weights: dict[str, float], **options: Any):
         self.loss_weights = loss_weights
-        super().__init__(*arguments, data_collator=_collate, count=_count, **options)
+        super().__init__(*arguments, data_collator=default_data_collator, count=_count, **options)
 
     def measure(self, dataloader: DataLoader) -> tuple[dict[str, float], int]:
         """`loss` in nats a token."""
@@ -103,11 +103,6 @@ def regularization_loss(
     layers = [RowStatistics.of(layer, "all") for layer in attentions]
     normalization, entropy_excess, _, number = regularizer_sums([SiteRows(layers, counts, None)], entropy_bound)
     return (normalization_loss_weight * normalization + entropy_loss_weight * entropy_excess) / number
-
-
-def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    tokens = torch.stack([row["input_ids"] for row in rows])
-    return {"input_ids": tokens, "labels": tokens}
 
 
 def _count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
