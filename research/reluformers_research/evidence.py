@@ -1,7 +1,6 @@
 """The records of a folder, and what they say of the difference of two rows, whatever tables these stand in."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -36,11 +35,13 @@ class Evidence:
             if text not in keys:
                 keys[text] = row_key(record.to_recipe())
             self._rows[keys[text]].append(record)
-        scored = {
-            key: next((record for record in rows if record.evaluation), None) for key, rows in self._rows.items()
+        self._schedules = {
+            key: next((_schedule(record) for record in rows if record.evaluation), None)
+            for key, rows in self._rows.items()
         }
-        self._schedules = {key: record and _schedule(record) for key, record in scored.items()}
-        self._model, self._draws, self._nats = cache(self._fit), cache(self._draw), cache(self._slope)
+        self._model = cache(self._fit)
+        self._draws = cache(self._draw)
+        self._nats = cache(self._slope)
 
     @classmethod
     def load(cls, folder: Path) -> "Evidence":
@@ -91,7 +92,7 @@ class Evidence:
 
     def values(self, key: str, measure: str) -> list[float]:
         """Value of each run of a row that has one."""
-        return [value for record in self.of_row(key) if (value := _value(record, measure)) is not None]
+        return [value for record in self.of_row(key) if (value := record.value(measure)) is not None]
 
     def nats(self, key: str) -> float:
         """Nats that go with one of the score over the rows of a row's schedule; 1 where the loss is the score.
@@ -120,16 +121,15 @@ class Evidence:
                 for key, rows in self._rows.items()
                 if self._schedules[key] == schedule
                 for record in rows
-                if (value := _value(record, measure)) is not None
+                if (value := record.value(measure)) is not None
             ]
         )
 
     def _test_variance(self, first: str, second: str, measure: str) -> float:
         """Variance of the difference of two rows over draws of the test rows; 0 of what has one value a run."""
-        draws = [self._draws(key, measure) for key in (first, second)]
-        if any(each is None for each in draws):
+        if not self.has_rows(first, second, measure):
             return 0.0
-        return float(np.var(draws[0] - draws[1]))
+        return float(np.var(self._draws(first, measure) - self._draws(second, measure)))
 
     def _draw(self, key: str, measure: str) -> np.ndarray | None:
         """Mean score of a row's runs for each draw of test rows."""
@@ -138,16 +138,6 @@ class Evidence:
             return None
         score = task_named(scored[0].recipe["task"]).scorer.scores_of_sums().get(measure, mean_nats)
         return np.mean([row_draws(record.counts[measure], score) for record in scored], axis=0)
-
-
-def _value(record: RunRecord, measure: str) -> float | None:
-    """What a run has of a measure; nothing of one that diverged."""
-    if record.evaluation is None:
-        return None
-    value = record.evaluation.scores[measure].value if measure in record.metrics else record.measure(measure)
-    if value is not None and math.isfinite(value):
-        return value
-    return None
 
 
 def machine_of(record: RunRecord) -> str:

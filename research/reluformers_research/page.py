@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from reluformers.evaluation.results import markdown_table
 
 from .records import LOSS
-from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, Verdict, join_names
+from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, join_names
 from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "
@@ -38,16 +38,6 @@ def replace_blocks(text: str, blocks: Mapping[str, str]) -> str:
     return _BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}{match[4]}", text)
 
 
-def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
-    """Claims of a table that have runs of both rows."""
-    with_first = {claim: (verdicts, next(iter(verdicts.values()))) for claim, verdicts in report.verdicts.items()}
-    return {
-        claim: verdicts
-        for claim, (verdicts, first) in with_first.items()
-        if first.difference is not None or first.verdict != OPEN
-    }
-
-
 def counts(reports: Sequence[TableReport]) -> str:
     """How many claims have which outcome, by whose claims they are."""
     by_loss: dict[str, Counter] = {PAPERS: Counter(), CAUSAL: Counter(), OURS: Counter()}
@@ -55,11 +45,13 @@ def counts(reports: Sequence[TableReport]) -> str:
     of_statistics = Counter()
     contradicted = []
     for report in reports:
-        for claim, verdicts in judged(report).items():
+        for claim, verdicts in report.verdicts.items():
+            main, *second = verdicts.values()
+            if main.difference is None and main.verdict == OPEN:
+                continue  # It lacks runs of one of its rows.
             if claim.measure != SCORE:
-                of_statistics[verdicts[claim.measure].outcome] += 1
+                of_statistics[main.outcome] += 1
                 continue
-            main, *second = (verdicts[measure] for measure in report.measures)
             by_loss[_origin(report, claim)][main.outcome] += 1
             if second and _origin(report, claim) == PAPERS:
                 by_score[second[0].outcome] += 1

@@ -90,14 +90,19 @@ class RunRecord:
             return None
         return self.evaluation.scores[task_named(self.recipe["task"]).main_metric].value
 
-    def measure(self, name: str) -> float | None:
-        """The validation loss, a statistic of the whole attention or another result; None of what was not measured."""
-        if name == "loss":
-            return self.results.get("validation_loss")
-        attention = self.evaluation.attention if self.evaluation else None
-        if attention:
-            return getattr(attention.overall, name, None)
-        return self.results.get(name)
+    def value(self, measure: str) -> float | None:
+        """A metric, the validation loss, a statistic of the attention or another result; None if it is no number."""
+        if self.evaluation is None:
+            return None
+        if measure in self.metrics:
+            value = self.evaluation.scores[measure].value
+        elif measure == LOSS:
+            value = self.results.get("validation_loss")
+        elif self.evaluation.attention:
+            value = getattr(self.evaluation.attention.overall, measure, None)
+        else:
+            value = self.results.get(measure)
+        return value if value is not None and math.isfinite(value) else None
 
     def save(self, folder: Path) -> None:
         """Write `NAME.parquet`, whole or not at all, with the row that `gather` adds to others."""

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .row import RUNS_ELSEWHERE, Job
@@ -12,20 +12,20 @@ from .row import RUNS_ELSEWHERE, Job
 _POLL_SECONDS = 0.5
 
 
-def run_here(jobs: Sequence[Job], folder: Path, *, workers: int, report: Callable[[str], None]) -> bool:
+def run_here(jobs: Sequence[Job], folder: Path, workers: int) -> bool:
     """Run jobs in processes of their own; one that fails does not stop the others.
 
     Args:
         jobs: in the order in which they start; those that are done are passed over.
         folder: for the jobs' files and what they print.
         workers: processes at a time.
-        report: takes lines for the user.
 
     Returns:
         Whether all are done.
     """
     waiting = [job for job in jobs if not job.is_done]
-    report(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done, {min(workers, len(waiting))} at a time")
+    done = len(jobs) - len(waiting)
+    print(f"{done} of {len(jobs)} runs are done, {min(workers, len(waiting))} at a time", flush=True)
     running: dict[subprocess.Popen, Job] = {}
     try:
         while waiting or running:
@@ -34,7 +34,7 @@ def run_here(jobs: Sequence[Job], folder: Path, *, workers: int, report: Callabl
                 running[_start(job, folder, workers)] = job
             time.sleep(_POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
-                report(_outcome(process, running.pop(process), folder))
+                print(_outcome(process, running.pop(process), folder), flush=True)
     finally:
         for process in running:  # what they have trained since the last checkpoint is trained again
             process.kill()

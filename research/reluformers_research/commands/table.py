@@ -15,7 +15,6 @@ Examples:
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from reluformers.evaluation.plotting import check_picture_path
@@ -105,12 +104,7 @@ def run_jobs(jobs: dict[str, Job], options: argparse.Namespace, records: Path) -
     known = {record.name: record for record in load_records(records)}
     for name, job in jobs.items():
         check_data(job, known[name]) if name in known else check_job(job)
-    return run_here(
-        list(jobs.values()),
-        options.output_dir,
-        workers=options.jobs,
-        report=partial(print, flush=True),
-    )
+    return run_here(list(jobs.values()), options.output_dir, options.jobs)
 
 
 def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[str, Job]:

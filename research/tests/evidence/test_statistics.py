@@ -1,14 +1,10 @@
 """Differences over seeds and rows: the two-way model, unequal variances, exact ranks, Holm's correction."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import scipy.stats
-from sacrebleu.metrics import BLEU, CHRF
 
 from reluformers_research import statistics
-from reluformers_research.row_scores import score_of_sums, sentence_statistics
 from reluformers_research.statistics import RankDifference, Run, SeedModel, holm, row_draws
 
 
@@ -72,13 +68,6 @@ def test_a_wide_system_has_a_variance_of_its_own():
     assert whole.difference("g", "a").interval == pytest.approx(tuple(expected.confidence_interval()), rel=0.03)
 
 
-def test_the_test_set_adds_its_part():
-    alone = model(a=[1.0, 2.0, 4.0], b=[0.0, 1.5, 2.0], c=[0.0, 1.0, 2.5])
-    without, with_rows = alone.difference("a", "b"), alone.difference("a", "b", test_variance=0.7)
-    assert with_rows.error**2 == pytest.approx(without.error**2 + 0.7)
-    assert with_rows.degrees > without.degrees
-
-
 def test_the_spread_of_rows_is_that_of_the_binomial_distribution():
     right = np.random.default_rng(1).random(400) < 0.8
     rows = np.stack([right, np.ones(400)], axis=1)
@@ -105,21 +94,3 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-SENTENCES = [
-    "A dog runs over the green grass .",
-    "Two men sit on a bench .",
-    "She reads .",
-    "The cat sleeps here now .",
-]
-
-
-@pytest.mark.parametrize(("metric", "columns"), [(BLEU(), 10), (CHRF(), 18)], ids=["bleu", "chrf"])
-def test_a_score_of_sums_is_sacrebleus(metric, columns):
-    outputs = ["A dog runs on the grass .", "Two men sit on a bench .", "She writes .", ""]
-    counted = sentence_statistics(metric, outputs, SENTENCES)
-    assert counted.shape == (4, columns)
-    for rows in ([0, 1, 2, 3], [0, 2], [1, 1, 3]):
-        expected = metric.corpus_score([outputs[row] for row in rows], [[SENTENCES[row] for row in rows]]).score
-        assert partial(score_of_sums, metric)(counted[rows].sum(0)) == pytest.approx(expected)
