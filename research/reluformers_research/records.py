@@ -86,9 +86,7 @@ class RunRecord:
     @property
     def score(self) -> float | None:
         """The task's main metric on the test set; None of a run that diverged."""
-        if self.evaluation is None:
-            return None
-        return self.evaluation.scores[task_named(self.recipe["task"]).main_metric].value
+        return self.value(task_named(self.recipe["task"]).main_metric)
 
     def value(self, measure: str) -> float | None:
         """A metric, the validation loss, a statistic of the attention or another result; None if it is no number."""

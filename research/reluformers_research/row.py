@@ -58,6 +58,15 @@ class Job:
     records: str
 
     @property
+    def task(self) -> Task:
+        """The task of its recipe."""
+        return task_named(self.recipe["task"])
+
+    def to_recipe(self) -> Recipe:
+        """The recipe, with the paths of the data."""
+        return self.task.recipe_class.from_dict(self.recipe)
+
+    @property
     def is_done(self) -> bool:
         """Whether its record is there."""
         return has_record(Path(self.records), self.name)
@@ -87,8 +96,8 @@ def run_job(path: str | Path) -> None:
 
 
 def _run(job: Job) -> None:
-    task = task_named(job.recipe["task"])
-    recipe = task.recipe_class.from_dict(job.recipe)
+    task = job.task
+    recipe = job.to_recipe()
     # scored below, from the saved folder, as anybody would
     trained = replace(recipe, data=replace(recipe.data, test=None))
     is_resumed = bool(checkpoints_of(job.folder))
@@ -101,7 +110,7 @@ def _run(job: Job) -> None:
         record.save(Path(job.records))
         print(f"{job.name}: {error}")
         return
-    scorer = task.scorer(scoring_options(task, recipe, job))
+    scorer = task.scorer(scoring_options(job))
     evaluation = scorer.run()
     evaluation.model = None
     evaluation.data.source = source_name(recipe.data.path or recipe.data.test)
@@ -119,21 +128,21 @@ def _run(job: Job) -> None:
         processor_seconds=None if is_resumed else round(time.process_time(), 1),
         memory=round(peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
-        counts=scorer.row_statistics(scorer.answers) | validation_losses(task, recipe, job),
+        counts=scorer.row_statistics(scorer.answers) | validation_losses(job),
         translations=scorer.answers if isinstance(scorer.answers, list) else None,
     )
     record.save(Path(job.records))
     print(f"{job.name}: {task.main_metric} {record.score:.4f}")
 
 
-def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndarray]:
+def validation_losses(job: Job) -> dict[str, np.ndarray]:
     """`LOSS` → millionths of nats and tokens of each row of the validation set, where there is one.
 
     Rows are in the order of `Scorer.attention_batches`, which is that of all runs of the same data.
     """
-    if "validation" not in recipe.data.sources() or task.main_metric == LOSS:
+    if "validation" not in job.to_recipe().data.sources() or job.task.main_metric == LOSS:
         return {}
-    scorer = task.scorer(scoring_options(task, recipe, job, "validation"))
+    scorer = job.task.scorer(scoring_options(job, "validation"))
     scorer.load()
     to_accelerator(scorer.model).eval()
     rows = []
@@ -149,16 +158,18 @@ def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndar
     return {LOSS: torch.cat(rows).numpy()}
 
 
-def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -> ScoringOptions:
-    """Options of `reluformers evaluate` for the test set of a recipe, or another split."""
+def scoring_options(job: Job, split: str = "test") -> ScoringOptions:
+    """Options of `reluformers evaluate` for the test set of a job, or another split."""
+    recipe = job.to_recipe()
     data = recipe.data
-    source = recipe.data.sources()[split]
+    source = data.sources()[split]
     if data.path is None:
         places = {"data": {split: source}, "split": split, "data_config": None, "data_revision": None}
     else:
         places = {"data": data.path, "split": source, "data_config": data.name, "data_revision": data.revision}
-    own = {**task.scorer.recipe_options(recipe), **job.evaluate}
-    return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
+    scorer = job.task.scorer
+    own = {**scorer.recipe_options(recipe), **job.evaluate}
+    return scorer.options_class(model=job.folder, attention_report=True, **places, **own)
 
 
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
@@ -184,8 +195,7 @@ def check_job(job: Job) -> None:
             not there.
         TypeError: an option of the scoring is not known.
     """
-    task = task_named(job.recipe["task"])
-    recipe = task.recipe_class.from_dict(job.recipe)
+    recipe = job.to_recipe()
     sources = recipe.data.sources()
     for split in ("train", "test"):
         if split not in sources:
@@ -194,7 +204,7 @@ def check_job(job: Job) -> None:
         if None in _source(recipe, split).get("sha256", []):
             raise ValueError(f"data.{split}: no such file")
     check_apart(recipe.data.path, sources)
-    scoring_options(task, recipe, job)
+    scoring_options(job)
 
 
 def check_data(job: Job, record: RunRecord) -> None:
@@ -203,15 +213,13 @@ def check_data(job: Job, record: RunRecord) -> None:
     Raises:
         ValueError: a file is not the one that the run was trained or scored on, or an option of the scoring differs.
     """
-    task = task_named(job.recipe["task"])
-    recipe = task.recipe_class.from_dict(job.recipe)
     path = Path(job.records) / job.name
-    if scoring_options(task, recipe, replace(job, evaluate=record.evaluate)) != scoring_options(task, recipe, job):
+    if scoring_options(replace(job, evaluate=record.evaluate)) != scoring_options(job):
         raise ValueError(
             f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"
         )
     for split, known in record.data.items():
-        sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
+        sums = [(one or {}).get("sha256", [None]) for one in (known, _source(job.to_recipe(), split))]
         if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
             raise ValueError(f"{path}: its data.{split} is another file of that name; give --records another folder")
 

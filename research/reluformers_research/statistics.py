@@ -188,10 +188,9 @@ class SeedModel:
         """
         if not {first, second} <= self._variances.keys():
             return None
-        (one, *_), (other, *_) = (np.flatnonzero(self._systems == name) for name in (first, second))
+        ours, others = (self._rows[np.argmax(self._systems == name)] for name in (first, second))
         contrast = np.zeros(self._design.shape[1])
-        columns = self._rows.shape[1]
-        contrast[:columns] = self._rows[one] - self._rows[other]
+        contrast[: len(ours)] = ours - others
         influence = contrast @ self._solution
         if not np.allclose(influence @ self._design, contrast, atol=1e-6):
             return None  # no chain of shared seeds leads from one to the other
