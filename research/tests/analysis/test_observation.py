@@ -1,10 +1,13 @@
 """The pass over models of this library and of transformers: what it sees is what they compute."""
 
+from itertools import chain
+
 import pytest
 import torch
 from transformers import MBartConfig, MBartForConditionalGeneration, ViTConfig, ViTForImageClassification
 
 from builders.models import TINY, TINY_VISION, build_marian, build_model, draw_images, draw_pairs
+from reluformers.evaluation.observation import attention_modules
 from reluformers_research.analysis.model_analysis import analyse_model, learned_scalars
 from reluformers_research.analysis.observation import observing
 
@@ -32,52 +35,33 @@ def count_hooks(model) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-def attention_inputs(model) -> dict:
-    """What the output projection, or the output norm before it, of every attention module is given."""
+@pytest.mark.parametrize("name", [*TRANSLATORS, *CLASSIFIERS])
+def test_weights_and_values_make_what_is_projected(name):
+    model = (TRANSLATORS | CLASSIFIERS)[name]()
     seen = {}
-    for name, module in model.named_modules():
-        if hasattr(module, "v_proj"):
-            last = getattr(module, "output_norm", None) or getattr(module, "out_proj", None) or module.o_proj
-            last.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
-    return seen
-
-
-@pytest.mark.parametrize("name", TRANSLATORS)
-def test_translation_models(name):
-    model = TRANSLATORS[name]()
-    seen = attention_inputs(model)
+    sites = attention_modules(model)
+    for module in chain.from_iterable(sites.values()):
+        last = getattr(module, "output_norm", None) or getattr(module, "out_proj", None) or module.o_proj
+        last.register_forward_pre_hook(lambda _, inputs, module=module: seen.update({module: inputs[0]}))
     with observing(model) as observe:
-        observed = observe(draw_pairs())
-    assert {site: len(layers) for site, layers in observed.items()} == {"encoder": 2, "decoder": 3, "cross": 3}
-    for module, output in seen.items():
-        layer = int(module.split(".")[-2])
-        site = "encoder" if ".encoder." in module else "decoder" if module.endswith("self_attn") else "cross"
-        rows = observed[site][layer]
-        computed = (rows.weights @ rows.values).transpose(1, 2).flatten(2)
-        real = rows.real[:, 0]
-        torch.testing.assert_close(computed[real], output[real], rtol=1e-4, atol=1e-5)
-        assert (rows.correct is None) == (site == "encoder")
+        observed = observe(draw_pairs() if name in TRANSLATORS else draw_images())
+    assert list(observed) == list(sites)
+    for site, modules in sites.items():
+        for rows, module in zip(observed[site], modules, strict=True):
+            computed = (rows.weights @ rows.values).transpose(1, 2).flatten(2)
+            real = rows.real[:, 0]
+            torch.testing.assert_close(computed[real], seen[module][real], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_vision_models(name):
-    model = CLASSIFIERS[name]()
-    seen = attention_inputs(model)
-    images = draw_images()
-    pixels, labels = images["pixel_values"], images["labels"]
+def test_a_class_is_right_for_all_rows_of_its_image():
+    model, images = CLASSIFIERS["attention"](), draw_images()
+    pixels = images["pixel_values"]
     with observing(model) as observe:
-        observed = observe(images)
-        unlabelled = observe({"pixel_values": pixels})
-    assert set(observed) == ({"encoder", "pooling"} if name == "attention" else {"encoder"})
-    for module, output in seen.items():
-        site = "pooling" if "pooler" in module else "encoder"
-        rows = observed[site][int(module.split(".")[2]) if site == "encoder" else 0]
-        torch.testing.assert_close(
-            (rows.weights @ rows.values).transpose(1, 2).flatten(2), output, rtol=1e-4, atol=1e-5
-        )
+        observed, unlabelled = observe(images), observe({"pixel_values": pixels})
     with torch.no_grad():
-        right = model(pixels).logits.argmax(-1) == labels
-    assert observed["encoder"][0].correct.flatten().tolist() == right.tolist()
+        right = model(pixels).logits.argmax(-1) == images["labels"]
+    for (rows,) in (observed["encoder"][:1], observed["pooling"]):
+        assert rows.correct.flatten().tolist() == right.tolist()
     assert unlabelled["encoder"][0].correct is None
 
 
