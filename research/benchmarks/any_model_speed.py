@@ -92,14 +92,10 @@ def main() -> None:
         for dtype in options.dtypes:
             for length in options.lengths:
                 torch.manual_seed(0)
+                torch.set_default_dtype(getattr(torch, dtype))
                 model, inputs = build(kind, length, layers=1 if options.memory else 2)
-                model.to(getattr(torch, dtype)).eval()  # without dropout, for which SDPA would write its weights out
-                inputs = {
-                    name: part.to(getattr(torch, dtype))
-                    if torch.is_tensor(part) and part.is_floating_point()
-                    else part
-                    for name, part in inputs.items()
-                }
+                torch.set_default_dtype(torch.float32)
+                model.eval()  # without dropout, for which SDPA would write its weights out
                 for has_backward in (False, True):
                     if options.memory:
                         held = [f"{megabytes(model, inputs, name, has_backward):.1f}" for name in names]

@@ -174,7 +174,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file to write")
     options = parser.parse_args()
     results: dict[str, object] = {
-        **{"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__},
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
     end = time.monotonic() + options.seconds
