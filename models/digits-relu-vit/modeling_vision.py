@@ -3,27 +3,24 @@
 """Vision Transformers for image classification whose families differ by their configuration alone."""
 
 import math
+import torch
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers import initialization as init
+from transformers import PreTrainedModel, initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.pytorch_utils import id_tensor_storage
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
-
 from .attention import (
-    DEFAULT_BACKEND,
     AttentionMask,
+    DEFAULT_BACKEND,
     MultiHeadAttention,
     NormGate,
-    RowTensors,
+    RowStatistics,
     ScaleNorm,
     SiteRows,
     apply_dropout,
@@ -32,7 +29,6 @@ from .attention import (
     build_norm,
     regularizer_sums,
     sum_of_processes,
-    tensors_of,
 )
 from .configuration_vision import (
     QKNormViTConfig,
@@ -73,8 +69,6 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
-        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -161,7 +155,7 @@ class EncoderLayer(TransformerLayer):
         branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -260,7 +254,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+    def site_rows(self, layers: list[tuple[Tensor | None, ...]], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
         # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]
@@ -458,7 +452,7 @@ class ProbePooling(nn.Module):
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
         pooled, _, rows = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
-        return pooled[:, 0], *tensors_of(rows)
+        return pooled[:, 0], *rows
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -559,7 +553,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
         """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
-        rows, patches = tensors_of(None), hidden_states[:, self.config.num_prefix_tokens :]
+        rows, patches = RowStatistics(), hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
             pooled, *rows = self.pooler(patches, attention_options)
         else:

@@ -7,20 +7,17 @@ both are computed. Reads top to bottom; the encoder–decoder families and the v
 """
 
 import math
+import torch
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import Cache, EncoderDecoderCache
-from transformers import initialization as init
-
+from transformers import Cache, EncoderDecoderCache, initialization as init
+from types import ModuleType
+from typing import Any, NamedTuple, TYPE_CHECKING
 from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_choice
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -421,34 +418,20 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
-    def of_queries(self, start: int, stop: int) -> "AttentionMask":
-        """The mask of some of the queries."""
-        given, offset = self.given, self.causal_offset
-        if given is not None and given.shape[-2] > 1:
-            given = given[..., start:stop, :]
-        return replace(
-            self,
-            query_len=stop - start,
-            # Queries before `start` count as past, so causality is shifted.
-            causal_offset=None if offset is None else offset + start,
-            first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
-            last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
-            given=given,
-        )
-
-    def of_rows(self, rows: Tensor) -> "AttentionMask":
+    def of_rows(self, rows: Tensor | slice) -> "AttentionMask":
         """The mask of queries at these indices, which rise."""
 
         def of(part: Tensor | None, dim: int = 1) -> Tensor | None:
-            return part if part is None or part.shape[dim] == 1 else part.index_select(dim, rows)
+            return part if part is None or part.shape[dim] == 1 else part[(slice(None),) * dim + (rows,)]
 
+        places = torch.arange(self.query_len, device=self.device)[rows]
         last = of(self.last_keys)
         if self.causal_offset is not None:
-            causal = rows[None] + self.causal_offset
+            causal = places[None] + self.causal_offset
             last = causal if last is None else last.minimum(causal)
         return replace(
             self,
-            query_len=len(rows),
+            query_len=len(places),
             causal_offset=None,
             first_keys=of(self.first_keys),
             last_keys=last,
@@ -614,27 +597,24 @@ def own_mask(mask: AttentionMask) -> AttentionMask:
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
 
 
-# The row statistics of a layer are sums of weights and of weighted logs, or None where nobody needs them.
-RowTensors = tuple[Tensor | None, Tensor | None]
-
-
-@dataclass
-class RowStatistics:
+class RowStatistics(NamedTuple):
     r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Layers return them one by one: reentrant checkpoints see flat tuples of tensors alone. What nobody needs is None.
 
     Args:
         row_sums: Σ_j s_ij.
         weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
     """
 
-    row_sums: Tensor
+    row_sums: Tensor | None = None
     weighted_logs: Tensor | None = None
 
     @classmethod
-    def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
+    def of(cls, weights: Tensor, needed: str) -> "RowStatistics":
         """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
         if needed == "none":
-            return None
+            return cls()
         weights = at_least_float32(weights)
         if needed == "sums":
             return cls(weights.sum(-1))
@@ -643,17 +623,10 @@ class RowStatistics:
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
     @classmethod
-    def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
+    def join(cls, parts: "list[RowStatistics]") -> "RowStatistics":
         """Join the statistics of queries that were computed in parts."""
-        if parts[0] is None:
-            return None
-        sums, logs = zip(*((part.row_sums, part.weighted_logs) for part in parts), strict=True)
-        return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
-
-
-def tensors_of(rows: RowStatistics | None) -> RowTensors:
-    """Take statistics apart, as layers return them: reentrant checkpoints see flat tuples of tensors alone."""
-    return (None, None) if rows is None else (rows.row_sums, rows.weighted_logs)
+        columns = zip(*parts, strict=True)
+        return cls(*(None if column[0] is None else torch.cat(column, dim=-1) for column in columns))
 
 
 @dataclass
@@ -661,13 +634,13 @@ class SiteRows:
     """Statistics of the rows of all layers of one site of a model, and what the regulariser has to know of these.
 
     Args:
-        layers: `tensors_of` each layer that has some; the weighted logs are needed with an entropy bound.
+        layers: `RowStatistics` of each layer that has some; the weighted logs are needed with an entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
     """
 
-    layers: list[RowTensors]
+    layers: list[tuple[Tensor, Tensor | None]]
     key_counts: Tensor | int
     query_mask: Tensor | None
     coefficient: float = 1.0
@@ -741,7 +714,7 @@ OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid":
 
 # A backend returns the output [batch, query_len, heads, head_dim], the weights if they are kept, and their sums if
 # needed.
-AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
+AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics]
 
 
 @dataclass(frozen=True)
@@ -817,16 +790,15 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    # Statistics of weights are taken before the division by c·n^α, so that a model divides the sums of all layers of a
-    # site at once.
-    rows = None if formula.attention.has_late_statistics else RowStatistics.of(weights, statistics)
+    undivided = weights
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    if formula.attention.has_late_statistics:
-        rows = RowStatistics.of(weights, statistics)
+    # Statistics are taken from undivided weights where no part of the divisor is trained, so that a model divides the
+    # sums of all layers of a site at once.
+    rows = RowStatistics.of(weights if formula.attention.has_late_statistics else undivided, statistics)
     # Dropout comes after the statistics, because statistics and returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
@@ -914,7 +886,7 @@ def attention_by_kernels(
     if result is None:
         return None
     output, row_sums, weighted_logs, _ = result
-    return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return output.transpose(1, 2), None, RowStatistics(row_sums, weighted_logs)
 
 
 def attention_in_blocks(
@@ -928,12 +900,12 @@ def attention_in_blocks(
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
-        part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
+        queries = slice(start, start + number)
         part_formula = formula
         # A bias of scores with one row serves all queries.
         if formula.bias is not None and formula.bias.shape[-2] > 1:
-            part_formula = replace(formula, bias=formula.bias[..., start:stop, :])
-        arguments = (part_formula, part, key, value, mask.of_queries(start, stop), statistics)
+            part_formula = replace(formula, bias=formula.bias[..., queries, :])
+        arguments = (part_formula, query[:, :, queries], key, value, mask.of_rows(queries), statistics)
         # Each block is checkpointed, because autograd would keep its weights, and blocks are there to avoid that.
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
@@ -971,7 +943,7 @@ def attention_by_sdpa(
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
-    rows = None
+    rows = RowStatistics()
     if statistics != "none":
         # Sums of softmax are known without adding up: a row sums to 1, or to 0 if it sees no key.
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
@@ -1047,7 +1019,6 @@ class AttentionVariant(nn.Module):
         self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
         self.query_norm = self.key_norm = self.output_norm = None
         if config.query_key_norm == "layer_norm":
-            # The norm of queries and keys takes each head by itself and without bias, as in ViT-22B.
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm != "none":
@@ -1063,7 +1034,6 @@ class AttentionVariant(nn.Module):
         if self.threshold is not None:
             init.constant_(self.threshold, config.threshold)
         if self.output_norm is not None and config.output_norm_init == "uniform":
-            # ReLA-i draws the gain of its output norm from ±√(3/d).
             bound = math.sqrt(3 / self.output_norm.weight.numel())
             init.uniform_(self.output_norm.weight, -bound, bound)
 

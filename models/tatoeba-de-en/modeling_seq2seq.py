@@ -5,16 +5,21 @@
 import copy
 import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
 import torch
 import transformers
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers import initialization as init
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization as init,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -26,13 +31,12 @@ from transformers.pytorch_utils import id_tensor_storage
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
-
+from typing import Any, TYPE_CHECKING
 from .attention import (
-    DEFAULT_BACKEND,
     AttentionMask,
+    DEFAULT_BACKEND,
     MultiHeadAttention,
     NormGate,
-    RowTensors,
     ScaleNorm,
     SiteRows,
     UnitLinear,
@@ -46,7 +50,6 @@ from .attention import (
     own_rows,
     regularizer_sums,
     sum_of_processes,
-    tensors_of,
     unit_length,
 )
 from .configuration_seq2seq import (
@@ -229,8 +232,6 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
-        # A gated feed-forward network has three linear maps instead of two, so 2/3 of the width gives as many
-        # parameters.
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
         self.has_rectified_values = name == "drelu"
@@ -317,7 +318,7 @@ class EncoderLayer(TransformerLayer):
         branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -416,7 +417,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def site_rows(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> list[SiteRows]:
+    def site_rows(self, layers: list[tuple[Tensor | None, ...]], mask: AttentionMask, site: str) -> list[SiteRows]:
         """Return the row statistics of all layers of one site, or nothing where there are none."""
         # A layer without row statistics is left out, because another model's attention may compute it.
         layers = [tensors for tensors in layers if tensors[0] is not None]
@@ -630,7 +631,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
+        return hidden_states, *self_rows, *cross_rows
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -844,7 +845,6 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
-        # In beam search all beams of a sentence are queries of one row of the source.
         queries = length * (rows // sources)
         # Padding of the target does not count as queries in statistics.
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:

@@ -7,12 +7,11 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
-from pathlib import PurePath
-from typing import Any, ClassVar, Literal, get_args
-
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from pathlib import PurePath
 from transformers import PreTrainedConfig
+from typing import Any, ClassVar, Literal, get_args
 
 # ---------------------------------------------------------------------------------------------------------------------
 # configuration/field_checks.py

@@ -5,11 +5,9 @@
 import copy
 import re
 import threading
+import torch
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
@@ -21,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import has_file, logging
+from typing import Any
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/pipeline_translation.py
