@@ -553,7 +553,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
         """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
-        rows, patches = RowStatistics(), hidden_states[:, self.config.num_prefix_tokens :]
+        rows = RowStatistics()
+        patches = hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
             pooled, *rows = self.pooler(patches, attention_options)
         else:

@@ -790,15 +790,17 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    undivided = weights
+    # Statistics are taken from undivided weights where no part of the divisor is trained, so that a model divides the
+    # sums of all layers of a site at once.
+    is_late = formula.attention.has_late_statistics
+    rows = RowStatistics.of(weights, "none" if is_late else statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    # Statistics are taken from undivided weights where no part of the divisor is trained, so that a model divides the
-    # sums of all layers of a site at once.
-    rows = RowStatistics.of(weights if formula.attention.has_late_statistics else undivided, statistics)
+    if is_late:
+        rows = RowStatistics.of(weights, statistics)
     # Dropout comes after the statistics, because statistics and returned weights must not depend on chance.
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
