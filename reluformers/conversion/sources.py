@@ -21,7 +21,7 @@ from reluformers.data.checked_fields import check_name
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
 
-# Each activation of transformers or timm becomes these fields of ours.
+# Each activation of transformers becomes these fields of ours.
 ACTIVATIONS: dict[str, dict[str, Any]] = {
     "relu": {"activation_function": "relu"},
     "gelu": {"activation_function": "gelu"},
@@ -29,7 +29,6 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
     "gelu_new": {"activation_function": "gelu_pytorch_tanh"},
     "gelu_fast": {"activation_function": "gelu_pytorch_tanh"},
     "gelu_pytorch_tanh": {"activation_function": "gelu_pytorch_tanh"},
-    "gelu_tanh": {"activation_function": "gelu_pytorch_tanh"},  # This is timm's name.
     "silu": {"activation_function": "silu"},
     "swish": {"activation_function": "swish", "swish_beta": 1.0},
     "quick_gelu": {"activation_function": "swish", "swish_beta": 1.702},

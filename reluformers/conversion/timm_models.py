@@ -16,6 +16,7 @@ from .weights import State
 
 # The second word of a model's name says what shapes do not tell.
 HEADS = {"tiny": 3, "small": 6, "medium": 8, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
+_ACTIVATIONS = ACTIVATIONS | {"gelu_tanh": ACTIVATIONS["gelu_pytorch_tanh"]}  # transformers has another name for it.
 _POOLING = {"token": "cls", "avg": "mean"}
 _PREFIX = ("cls_token", "reg_token", "dist_token")
 
@@ -41,7 +42,7 @@ def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, A
     width, channels, *sides = weights["patch_embed.proj.weight"].shape
     patch_size = square_side(sides)
     pool = config.get("global_pool", options.get("global_pool", "token"))
-    activation_fields = dict(ACTIVATIONS[options.get("act_layer", "gelu")])
+    activation_fields = dict(_ACTIVATIONS[options.get("act_layer", "gelu")])
     prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
     image_size = _image_size(pretrained, options)
     grid = math.prod(side // patch_size for side in image_size)
