@@ -302,7 +302,7 @@ def known_licence(folder: str | Path) -> str:
     known = card_metadata(str(folder)).get("license") or start.get("license") or []
     licences = known if isinstance(known, list) else [known]
     if len(licences) > 1:
-        raise ValueError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
+        raise ValueError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by licence=…")
     if licences:
         return str(licences[0])
     # Somebody else's weights keep their unknown licence; those trained here get ours.
