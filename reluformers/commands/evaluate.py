@@ -40,7 +40,7 @@ OF_ROWS = {
 }
 OTHERS = {
     "output": "JSON file for the results",
-    "num_beams": "beams of the search; without it, the model's own number",
+    "num_beams": "beams of the search (default: 5)",
     "predictions": "text file for the translations, one per line",
     "confusion_matrix": "picture of the predicted class of each true class, .png or .svg",
 }
