@@ -573,7 +573,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def grid_size(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
-        height, width = self._sides()
+        height, width = self.image_sides
         return height // self.patch_size, width // self.patch_size
 
     @property
@@ -600,15 +600,16 @@ class VisionTransformerConfig(TransformerConfig):
             raise ValueError(f"{owner}.id2label is {names!r:.80}, but must name each class from 0 on, by its own name")
         self._check_numbers({**dict.fromkeys(_SIZES, "[1, inf)"), "num_register_tokens": "[0, inf)"}, integer=True)
         self._check_numbers({"drop_path_rate": "[0, 1)", "head_bias_init": "(-inf, inf)"})
-        for side in self._sides():
+        for side in self.image_sides:
             check_number(owner, "image_size", side, "[1, inf)", integer=True)
             if side % self.patch_size:
                 wanted = f"a multiple of patch_size ({self.patch_size})"
                 raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
         super().validate_fields()
 
-    def _sides(self) -> list[int]:
-        """Height and width."""
+    @property
+    def image_sides(self) -> list[int]:
+        """Height and width of images in pixels."""
         return list(self.image_size) if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
 
 

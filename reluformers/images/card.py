@@ -27,7 +27,7 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
     """What the card's template asks for beside what it asks of every model."""
     return {
         "classes": [config.id2label[label] for label in range(config.num_labels)],
-        "image_size": _size_text(config._sides()),
+        "image_size": _size_text(config.image_sides),
     }
 
 
@@ -35,7 +35,7 @@ def describe_shape(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> dict[
     """Rows of the card's training table on the sizes of the model."""
     patch = [config.patch_size] * 2
     return {
-        "shape": f"{_size_text(config._sides())} pixels, patches of {_size_text(patch)}, "
+        "shape": f"{_size_text(config.image_sides)} pixels, patches of {_size_text(patch)}, "
         f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
         f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
     }

@@ -45,7 +45,7 @@ def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
     Where `image_size` is square and at least 160 px, the shorter side is resized to 256/224 of it and the centre is
     cropped; else images are resized as a whole. It is a stock processor, which needs no torchvision.
     """
-    height, width = config._sides()
+    height, width = config.image_sides
     sizes = {"size": {"height": height, "width": width}}
     if height == width >= SMALLEST_CROPPED:
         larger = {"shortest_edge": round(height / CROP_SHARE)}
@@ -68,5 +68,5 @@ def fit_images(images: Sequence[Image.Image], processor: BaseImageProcessor, **o
 
 def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
     """Make a small batch that a vision model takes: `pixel_values` of two images of its own size."""
-    shape = torch.Size((2, config.num_channels, *config._sides()))
+    shape = torch.Size((2, config.num_channels, *config.image_sides))
     return {"pixel_values": torch.arange(shape.numel()).float().sin().view(shape)}
