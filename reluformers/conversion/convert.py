@@ -111,7 +111,7 @@ def build_model(
     sites: Sequence[str] | None = None,
     *,
     new_head: bool = False,
-    **config_fields: Any,
+    config_fields: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Build one of our models with the weights of another; an exchange of the attention is not calibrated here.
 
@@ -125,7 +125,7 @@ def build_model(
     Returns:
         The model in evaluation mode, in the dtype of the weights; with softmax it computes what the source does.
     """
-    config = exchanged_config(opened, preset, sites, **config_fields)
+    config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
     weights = dict(opened.weights)
     may_miss = []
@@ -182,7 +182,7 @@ def convert(
         given: fields of our configuration that override those of the source.
     """
     opened = open_source(source, **given)
-    model = build_model(opened, preset, sites, **given)
+    model = build_model(opened, preset, sites, config_fields=given)
     for name in given:  # A preset would take names that are no fields.
         check_name(name, [*model.config.__dataclass_fields__, *model.config.attribute_map], "field")
     return write_model(model, opened.name_or_path, opened.auto_class, folder, overwrite)

@@ -34,10 +34,10 @@ def start_model(
     """
     opened = open_source(start)
     batches = list(batches)
-    model = build_model(opened, preset, sites, new_head=new_head, **config_fields)
+    model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)
     model = _own(model)
     if preset is not None and batches:
-        original = _own(build_model(opened, new_head=new_head, **config_fields))
+        original = _own(build_model(opened, new_head=new_head, config_fields=config_fields))
         before, after = calibrate(model, original, batches)
         if after:
             report(

@@ -57,9 +57,10 @@ class ScoringOptions:
     @property
     def source(self) -> str | dict[str, Any]:
         """Where the rows are, as the tasks' loaders take it."""
-        if isinstance(self.data, dict):
+        options = {"name": self.data_config, "revision": self.data_revision}
+        if all(value is None for value in options.values()):
             return self.data
-        return {"path": self.data, "name": self.data_config, "revision": self.data_revision}
+        return {"path": self.data, **options}
 
 
 class Scorer:

@@ -128,7 +128,8 @@ async def read_request(request: Request, task: str) -> Any:
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     is_file = task == "image-classification" and kind.startswith("image/")
     if kind != "application/json" and not is_file:  # Pages of other sites could send text/plain without asking.
-        raise HTTPException(415, f"Content-Type is {kind!r:.50}, but must be application/json, or of an image image/…")
+        kinds = "application/json or image/…" if task == "image-classification" else "application/json"
+        raise HTTPException(415, f"Content-Type must be {kinds}, got {kind!r:.50}")
     body = bytearray()
     length = 0
 

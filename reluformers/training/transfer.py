@@ -147,7 +147,7 @@ def add_transfer(trainer: "TaskTrainer", recipe: Recipe, new_labels: dict[str, A
     if options.distillation > 0 and (new_labels or problem not in (None, "single_label_classification")):
         raise ValueError("model.distillation compares distributions over the classes of model.start: they are others")
     # A head that is not compared must know the labels too, as the forward pass gets them.
-    original = build_model(open_source(recipe.start), new_head=bool(new_labels), **(new_labels or {}))
+    original = build_model(open_source(recipe.start), new_head=bool(new_labels), config_fields=new_labels)
     transfer = Transfer(options, trainer.model, original, trainer.accelerator)
     trainer.add_callback(transfer)
     trainer.statistics = transfer.statistics

@@ -99,7 +99,7 @@ def test_it_is_nearer_on_other_inputs(preset, original):
 def test_row_sums_are_1_on_average(attention, original):
     folder, batches, _ = original
     teacher, fields = build_model(open_source(folder)), {"attention": attention}
-    model = build_model(open_source(folder), "relu", **fields)
+    model = build_model(open_source(folder), "relu", config_fields=fields)
     calibrate(model, teacher, batches)
     sums = {}
 
