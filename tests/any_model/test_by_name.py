@@ -126,7 +126,7 @@ def real_part(output, batch):
 
 
 def logits(model, name="llama", padding="left"):
-    """Of the tokens that are no padding."""
+    """Logits of the tokens that are no padding."""
     batch = inputs(name, padding)
     return real_part(model(**batch).logits, batch).detach()
 

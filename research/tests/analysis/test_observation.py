@@ -54,10 +54,12 @@ def test_weights_and_values_make_what_is_projected(name):
 
 
 def test_a_class_is_right_for_all_rows_of_its_image():
-    model, images = CLASSIFIERS["attention"](), draw_images()
+    model = CLASSIFIERS["attention"]()
+    images = draw_images()
     pixels = images["pixel_values"]
     with observing(model) as observe:
-        observed, unlabelled = observe(images), observe({"pixel_values": pixels})
+        observed = observe(images)
+        unlabelled = observe({"pixel_values": pixels})
     with torch.no_grad():
         right = model(pixels).logits.argmax(-1) == images["labels"]
     for (rows,) in (observed["encoder"][:1], observed["pooling"]):

@@ -16,7 +16,7 @@ def evidence() -> Evidence:
 
 @pytest.fixture(scope="session")
 def recipes() -> dict[tuple[str, str, str], Recipe]:
-    """Of every row, by the names of its table, its setting and itself."""
+    """The recipe of every row, by the names of its table, its setting and itself."""
     return {
         (table.name, setting, row.name): table.recipe(setting, row, 1)
         for table in map(Table.load, list_tables())
