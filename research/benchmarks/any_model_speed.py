@@ -4,7 +4,6 @@ r"""Time of whole models of transformers with an attention of ours by name, as a
 
 Tiny depth, real widths: Llama with grouped keys, BERT, ViT and Whisper's encoder, of random weights, one row. In each
 round every attention runs once, in turning order; the share is taken inside the round, and its median is shown.
-With --memory it measures one layer instead: the most that a call holds beyond what there was before.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import time
 from functools import partial
 
 import torch
-from attention import in_turn, peak_megabytes, ratios_to
+from attention import in_turn, ratios_to
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -21,25 +20,24 @@ import reluformers  # noqa: F401 (registers the names)
 
 PEER = "sdpa"
 PASSES = ("forward", "both")
-SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def build(kind: str, length: int, layers: int = 2) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def build(kind: str, length: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model and its inputs of about that many tokens."""
-    sizes = {**SIZES, "num_hidden_layers": layers}
     if kind == "llama":
-        config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, max_position_embeddings=length, **sizes)
+        config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, max_position_embeddings=length, **SIZES)
         return LlamaModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
     if kind == "bert":
-        config = BertConfig(vocab_size=1000, max_position_embeddings=length, **sizes)
+        config = BertConfig(vocab_size=1000, max_position_embeddings=length, **SIZES)
         return BertModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
     if kind == "vit":
         side = round(length**0.5)
-        config = ViTConfig(image_size=16 * side, **sizes)
+        config = ViTConfig(image_size=16 * side, **SIZES)
         return ViTModel(config), {"pixel_values": torch.randn(1, 3, 16 * side, 16 * side)}
     config = WhisperConfig(
         d_model=256,
-        encoder_layers=layers,
+        encoder_layers=2,
         encoder_attention_heads=4,
         encoder_ffn_dim=1024,
         max_source_positions=length,
@@ -47,27 +45,15 @@ def build(kind: str, length: int, layers: int = 2) -> tuple[torch.nn.Module, dic
     return WhisperEncoder(config), {"input_features": torch.randn(1, 80, 2 * length)}
 
 
-def call(model, inputs, has_backward: bool) -> None:
-    """Run a model, and back if asked."""
+def seconds(model, inputs, attention: str, has_backward: bool) -> float:
+    """Time of one call, and back if asked."""
+    model.set_attn_implementation(attention)
+    start = time.perf_counter()
     with torch.set_grad_enabled(has_backward):
         output = model(**inputs).last_hidden_state
         if has_backward:
             output.float().square().mean().backward()
-
-
-def seconds(model, inputs, attention: str, has_backward: bool) -> float:
-    """Time of one call."""
-    model.set_attn_implementation(attention)
-    start = time.perf_counter()
-    call(model, inputs, has_backward)
     return time.perf_counter() - start
-
-
-def megabytes(model, inputs, attention: str, has_backward: bool) -> float:
-    """Peak memory of one call; the gradients of the weights are there before."""
-    model.set_attn_implementation(attention)
-    call(model, inputs, has_backward)
-    return peak_megabytes(lambda: call(model, inputs, has_backward))
 
 
 def main() -> None:
@@ -79,30 +65,19 @@ def main() -> None:
     )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--memory", action="store_true", help="measure the peak memory of one layer, and no time")
     options = parser.parse_args()
     names = [PEER, *options.attentions]
-    print(
-        f"| model | dtype | tokens | pass | sdpa, {'MB' if options.memory else 'ms'} |",
-        " | ".join(options.attentions),
-        "|",
-    )
+    print("| model | dtype | tokens | pass | sdpa, ms |", " | ".join(options.attentions), "|")
     print("|---" * (5 + len(options.attentions)) + "|")
     for kind in options.models:
         for dtype in options.dtypes:
             for length in options.lengths:
                 torch.manual_seed(0)
                 torch.set_default_dtype(getattr(torch, dtype))
-                model, inputs = build(kind, length, layers=1 if options.memory else 2)
+                model, inputs = build(kind, length)
                 torch.set_default_dtype(torch.float32)
                 model.eval()  # without dropout, for which SDPA would write its weights out
                 for has_backward in (False, True):
-                    if options.memory:
-                        held = [f"{megabytes(model, inputs, name, has_backward):.1f}" for name in names]
-                        print(
-                            "|", " | ".join([kind, dtype, str(length), PASSES[has_backward], *held]), "|", flush=True
-                        )
-                        continue
                     calls = {name: partial(seconds, model, inputs, name, has_backward) for name in names}
                     in_turn(calls, 1)  # warms up
                     times = in_turn(calls, options.rounds)

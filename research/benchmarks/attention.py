@@ -1,4 +1,4 @@
-"""Time and memory of attention by itself: ours beside softmax and the sparse attentions, in one interleaved run.
+"""Time of attention by itself: ours beside PyTorch's softmax, in one interleaved run.
 
 Every candidate gets the same queries, keys and values, views of [batch, length, heads, width] as models have them. In
 each round all run once, in turning order; the ratio to `scaled_dot_product_attention` (softmax) is taken inside the
@@ -20,34 +20,28 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
-from reluformers.evaluation.attention_report import MISSING
 from reluformers.evaluation.results import markdown_table
-from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers_kernels import computation
 
 PEER = "sdpa"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
-EAGER_LIMIT = 2048  # longer ones would need gigabytes on a small machine
 COLUMNS = {
     "milliseconds": "ms",
     "ratio": "ratio to sdpa",
     "low": "first quartile",
     "high": "third quartile",
-    "megabytes": "peak MB",
 }
 MASKS = ("full", "causal", "causal+padding", "causal+left padding")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Time and memory of attention.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description="Time of attention.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 197, 256, 1024, 4096], help="tokens")
     parser.add_argument("--heads", type=int, default=8)
@@ -55,30 +49,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both"))
-    parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
+    parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all if not given")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--graph", action="store_true", help="replay calls from a CUDA graph: the GPU's time without that of Python"
     )
-    parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
     return parser.parse_args()
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
     """Softmax by PyTorch, which needs a mask where keys are padding."""
-    if real is None:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    return functional.scaled_dot_product_attention(query, key, value, dense_mask(query, key, real, causal))
-
-
-def dense_mask(query: Tensor, key: Tensor, real: Tensor | None, causal: bool) -> Tensor | None:
-    """Bool, True = may attend    [batch or 1, 1, query_len, key_len]."""
     mask = None if real is None else real[:, None, None, :]
-    if causal:
-        lower = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-        mask = lower if mask is None else mask & lower
-    return mask
+    if mask is not None and causal:
+        mask = mask & torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal and mask is None)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, **options) -> Tensor:
@@ -93,18 +78,8 @@ def blocks(*inputs, **options) -> Tensor:
         return fused(*inputs, **options)
 
 
-def eager(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, activation: str) -> Tensor:
-    """Scores, weights, sum, each written out."""
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    mask = dense_mask(query, key, real, causal)
-    weights = ATTENTION_ACTIVATIONS[activation](scores, mask)
-    if activation == "relu":
-        weights = weights / (key.shape[2] if mask is None else mask.sum(-1, keepdim=True).clamp_min(1))
-    return weights @ value
-
-
 def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
-    """Name → function of those that exist on this machine."""
+    """Name → function."""
     functions: dict[str, Callable[..., Tensor]] = {
         PEER: sdpa,
         "fused relu": fused,
@@ -117,21 +92,10 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
         "fused relu2": partial(fused, activation="relu2"),
         **{f"fused {name}": partial(fused, activation=name) for name in ("sigmoid", "softplus", "gelu")},
-        **{f"blocks {name}": partial(blocks, activation=name) for name in ("sigmoid", "softplus", "gelu")},
-        "eager relu": partial(eager, activation="relu"),
-        "eager softmax": partial(eager, activation="softmax"),
     }
-    if DEVICE == "cuda":
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            functions[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
     if options.candidates:
         functions = {name: functions[name] for name in dict.fromkeys([PEER, *options.candidates])}
     return functions
-
-
-def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
-    with sdpa_kernel(backend):
-        return sdpa(*inputs)
 
 
 def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple[list[Tensor], Tensor | None]:
@@ -198,23 +162,6 @@ def mean_seconds(call: Callable[[], object], repeats: int) -> float:
     return sum(seconds(call) for _ in range(repeats)) / repeats
 
 
-def peak_megabytes(call: Callable[[], object]) -> float:
-    """Most memory that a call holds beyond what there was before."""
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        seconds(call)
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        seconds(call)
-    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak / 2**20
-
-
 def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Ratios of time to the peer, round by round, of every candidate that can do this."""
     states, real = draw(length, job, mask, options)
@@ -224,19 +171,11 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     visible = real if "left" in mask or not causal else None
     runs = {}
     for name, function in candidates(options).items():
-        if length > EAGER_LIMIT and name.startswith("eager"):
-            continue
-        given = visible if name.startswith(PEER) else real
+        given = visible if name == PEER else real
         call = with_backward(partial(function, *states, given, causal), job, gradient)
-        try:
-            for _ in range(2):  # warm up
-                seconds(call)
-            runs[name] = replayed(call) if options.graph else call
-        except Exception as error:  # whatever other people's kernels raise
-            reason = str(error).strip().partition("\n")[0]
-            print(f"  {name} cannot do this here: {type(error).__name__} {reason}")
-    if PEER not in runs:
-        return {}
+        for _ in range(2):  # warm up
+            seconds(call)
+        runs[name] = replayed(call) if options.graph else call
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
     calls = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
     times = in_turn(calls, options.rounds)
@@ -249,23 +188,19 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
             "low": ratios[len(ratios) // 4],
             "high": ratios[-1 - len(ratios) // 4],
         }
-        if options.memory:
-            results[name]["megabytes"] = peak_megabytes(runs[name])
     return results
 
 
 def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
-    """One row for each candidate: median ratio, quartiles, memory."""
-    lines = [
-        [name, *(f"{row[key]:.2f}" if key in row else MISSING for key in COLUMNS)] for name, row in results.items()
-    ]
+    """One row for each candidate: median ratio and quartiles."""
+    lines = [[name, *(f"{row[key]:.2f}" for key in COLUMNS)] for name, row in results.items()]
     print(f"\n{title}\n{markdown_table(['candidate', *COLUMNS.values()], lines)}")
 
 
 def main() -> None:
     options = parse_arguments()
-    if options.graph and (DEVICE != "cuda" or options.memory):
-        raise ValueError("--graph is for GPUs, and not for --memory, as a graph keeps its own")
+    if options.graph and DEVICE != "cuda":
+        raise ValueError("--graph is for GPUs")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(
