@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from reluformers.evaluation.results import markdown_table
 
 from .records import LOSS
-from .report import AT_ONE_RATE, HOLDS, OPEN, OUTCOMES, TableReport, join_names
+from .report import AT_ONE_RATE, HOLDS, OUTCOMES, TableReport, join_names
 from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "
@@ -47,8 +47,8 @@ def counts(reports: Sequence[TableReport]) -> str:
     for report in reports:
         for claim, verdicts in report.verdicts.items():
             main, *second = verdicts.values()
-            if main.difference is None and main.verdict == OPEN:
-                continue  # It lacks runs of one of its rows.
+            if not main.is_judged:
+                continue
             if claim.measure != SCORE:
                 of_statistics[main.outcome] += 1
                 continue

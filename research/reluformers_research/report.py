@@ -53,11 +53,6 @@ class Runs:
     records: list[RunRecord]
     diverged: list[int]
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether one of its runs has ended, well or not."""
-        return bool(self.records or self.diverged)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -69,7 +64,6 @@ class Verdict:
         margin: the smallest difference that matters.
         found_from: the lead, or of `~` the difference, that would have been found; None where that is not known.
         notes: what has to be known beside it.
-        reason: in words, where there is no difference.
     """
 
     verdict: str
@@ -77,12 +71,16 @@ class Verdict:
     margin: float | None = None
     found_from: float | None = None
     notes: tuple[str, ...] = ()
-    reason: str = ""
 
     @property
     def outcome(self) -> str:
         """One of `OUTCOMES`."""
         return self.verdict.partition(":")[0]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are runs enough for a verdict; one that they leave open is one too."""
+        return self.difference is not None or self.verdict != OPEN
 
 
 class TableReport:
@@ -163,51 +161,50 @@ class TableReport:
 
     def markdown(self) -> str:
         """The table, its footnotes and the verdicts; docs/research/tables.md says what the columns mean."""
-        rows = [self._line(one) for one in self.runs.values() if one.is_begun]
+        rows = [self._line(one) for one in self.runs.values() if one.records or one.diverged]
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column, text in row.items() if text != MISSING))
         seeds = {record.seed for runs in self.runs.values() for record in runs.records}
         if {row["seeds"] for row in rows} == {str(len(seeds))}:  # Then the footnote says it.
             columns.remove("seeds")
+        same = []
+        for heading, _ in self.task.columns.values():
+            if heading in columns and len(rows) > 1 and len({row.get(heading) for row in rows}) == 1:
+                columns.remove(heading)
+                same.append(f"{heading} {rows[0][heading]}")
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-        parts = [markdown_table(columns, lines), self._footnote()]
-        begun = {claim: verdicts for claim, verdicts in self.verdicts.items() if self.is_begun(claim)}
-        of_scores = [claim for claim in begun if claim.measure == SCORE]
-        if of_scores:
-            lines = [
-                [
-                    claim.text,
-                    *(self.text(begun[claim][measure], measure, measure == LOSS) for measure in self.measures),
-                ]
-                for claim in of_scores
-            ]
+        parts = [markdown_table(columns, lines), self._footnote(same)]
+        judged = {claim: one for claim, one in self.verdicts.items() if any(each.is_judged for each in one.values())}
+        lines = [
+            [claim.text, *(self.text(verdicts[measure], measure, measure == LOSS) for measure in self.measures)]
+            for claim, verdicts in judged.items()
+            if claim.measure == SCORE
+        ]
+        if lines:
             parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
         parts.append(
             "".join(
                 f"- `{claim.text}` {self.text(verdicts[claim.measure], claim.measure)}.\n"
-                for claim, verdicts in begun.items()
+                for claim, verdicts in judged.items()
                 if claim.measure != SCORE
             )
         )
-        left = [claim for claim in self.verdicts if claim not in begun]
+        left = [f"`{claim.text}`" for claim in self.verdicts if claim not in judged]
         if left:
-            parts.append(f"Claims of rows without a run: {', '.join(f'`{claim.text}`' for claim in left)}.\n")
+            parts.append(f"Too few comparable runs to judge: {', '.join(left)}.\n")
         return "\n".join(filter(None, parts))
-
-    def is_begun(self, claim: Claim) -> bool:
-        """Whether one of the claim's rows has a run."""
-        names = [*self.rows_like(claim.first), *self.rows_like(claim.second)]
-        return any(self.runs[name].is_begun for name in names)
 
     def text(self, verdict: Verdict, measure: str, whole: bool = True) -> str:
         """A verdict with its difference, and where it is to be `whole` with interval and notes."""
         difference = verdict.difference
-        if difference is None:
-            return f"{verdict.verdict}: {verdict.reason}" if whole else MISSING
+        if difference is None and not whole:
+            return MISSING
         if not whole:
             return f"{verdict.outcome} {signed(difference.value, self._form(measure))}"
-        text = f"**{verdict.verdict}** {self.difference_text(difference, measure)}"
+        text = f"**{verdict.verdict}**"
+        if difference is not None:
+            text += f" {self.difference_text(difference, measure)}"
         text += "".join(f", {note}" for note in verdict.notes)
         if verdict.found_from is not None:
             text += f", found from {self._form(measure)(verdict.found_from)}"
@@ -251,8 +248,8 @@ class TableReport:
             return METRICS[measure].format
         return "{:.3f}".format
 
-    def _footnote(self) -> str:
-        """Data, seeds and versions of the runs."""
+    def _footnote(self, same: Sequence[str]) -> str:
+        """Data, seeds and versions of the runs, and what is the same in all rows."""
         records = [record for runs in self.runs.values() for record in runs.records]
         if not records:
             return ""
@@ -268,6 +265,8 @@ class TableReport:
         for record in records:
             machines[_versions(record)].add(machine_of(record))
         notes += [f"{versions}; {', '.join(sorted(names))}" for versions, names in sorted(machines.items())]
+        if same:
+            notes.insert(0, f"{join_names(same)} in all rows")
         if note := self.table.settings[self.setting].note:
             notes.insert(0, note)
         return "".join(f"- {note}.\n" for note in notes)
@@ -278,7 +277,7 @@ class TableReport:
         for claim in claims:
             difference = self.difference(claim.first, claim.second, measure)
             if difference is None:
-                self.verdicts[claim][measure] = self._verdict_without_numbers(claim, measure)
+                self.verdicts[claim][measure] = self._verdict_without_numbers(claim)
             else:
                 known[claim] = (difference, self._margin(claim, measure))
         verdicts = _verdicts([(claim.relation, *known[claim]) for claim in known])
@@ -332,17 +331,14 @@ class TableReport:
             return self.table.margin * nats
         return MEASURE_MARGIN * abs(statistics.mean(self._values(self.row_of(claim.second), measure)))
 
-    def _verdict_without_numbers(self, claim: Claim, measure: str) -> Verdict:
+    def _verdict_without_numbers(self, claim: Claim) -> Verdict:
         rows = [self.row_of(name) for name in (claim.first, claim.second)]
         # a row that always diverges is the worse one
         for row, other, verdict in zip(rows, rows[::-1], (REVERSED, HOLDS), strict=True):
             if claim.measure == SCORE and not row.records and len(row.diverged) >= 2 and len(other.records) >= 2:
-                reason = f"all {len(row.diverged)} runs of {row.row.name} diverged"
-                return Verdict(DIFFERS if claim.relation == "~" else verdict, None, reason=reason)
-        counts = [len(self._values(row, measure)) for row in rows]
-        if min(counts) > 1:
-            return Verdict(OPEN, None, reason=f"no seeds, data or schedule are shared, or below {_RATES} rates ran")
-        return Verdict(OPEN, None, reason=f"needs two seeds of both, has {counts[0]} and {counts[1]}")
+                notes = (f"all {len(row.diverged)} runs of {row.row.name} diverged",)
+                return Verdict(DIFFERS if claim.relation == "~" else verdict, None, notes=notes)
+        return Verdict(OPEN, None)
 
 
 def join_names(names: Sequence[str]) -> str:
