@@ -1,7 +1,6 @@
 """Statistics of one model over a data set, as `reluformers analyse` writes them down."""
 
-from collections.abc import Iterable, Sequence
-from statistics import variance
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -28,7 +27,7 @@ def analyse_model(model: PreTrainedModel, batches: Iterable[Batch]) -> dict[str,
     Returns:
         parameters   number of them
         statistics   name → site → layers from the first; the names are in the docstrings of `statistics`,
-                     `learned_scalars`, and "null_rate.shuffled", "null_rate.variance", `head_variance`
+                     `learned_scalars`, and "null_rate.shuffled"
 
     Raises:
         ValueError: a batch lacks its inputs, or the model returns no attention weights.
@@ -39,21 +38,7 @@ def analyse_model(model: PreTrainedModel, batches: Iterable[Batch]) -> dict[str,
             sums.add(observe(batch), count_all)
             if "pixel_values" not in batch and len(batch["labels"]) > 1:
                 sums.add(observe({**batch, "labels": batch["labels"].roll(1, dims=0)}), count_shuffled)
-    measured = sums.values()
-    measured["null_rate.variance"] = {
-        site: [{"overall": head_variance(layer["heads"]), "heads": []} for layer in layers]
-        for site, layers in measured["null_rate"].items()
-    }
-    return {"parameters": model.num_parameters(), "statistics": {**measured, **learned_scalars(model)}}
-
-
-def head_variance(heads: Sequence[float | None]) -> float | None:
-    """Variance of a statistic over heads, Σ_h (x_h − x̄)² / (H − 1); None of fewer than two heads that have it.
-
-    ReLA §5.2 prints 0.256 for null rates, which is more than 1/4, the largest that a division by H could give.
-    """
-    known = [value for value in heads if value is not None]
-    return variance(known) if len(known) > 1 else None
+    return {"parameters": model.num_parameters(), "statistics": {**sums.values(), **learned_scalars(model)}}
 
 
 def learned_scalars(model: nn.Module) -> dict[str, dict[str, list[LayerValue]]]:

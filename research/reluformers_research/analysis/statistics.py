@@ -13,11 +13,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from reluformers.evaluation.attention_report import sums_by_head
+from reluformers.evaluation.attention_report import count_rows, sums_by_head
 
 from .observation import Rows
 
 LARGEST_POWER = 12  # rows of 2^12 keys and more are counted together
+# columns of `count_rows`: how many, and the sum
+_COLUMNS = {"zeros": [0, 1], "null_rate": [2, 3], "entropy": [4, 5], "row_sum": [2, 6]}
 
 
 class LayerValue(TypedDict):
@@ -58,10 +60,8 @@ class Sums:
 def count_all(rows: Rows) -> dict[str, Tensor]:
     """Name → how many were counted, and their sum: float64 [heads or 1, 2]; of a variance their squares too.
 
-    zeros           Σ_ij [s_ij = 0] / Σ_i n_i, in [0, 1]: sparsity rate (ReLA §5.2, fig. 3; ReLUFormer §4.2)
-    null_rate       share of null rows, in [0, 1] (ReLA §5.2, fig. 6)
-    entropy         mean of H(p_i) = −Σ_j p_ij log p_ij, in nats, 0 to log n (ReLUFormer §4.2, tables 3 and 5)
-    row_sum         mean of Σ_i over all rows: 1 for softmax, else any number (ReLUFormer eq. 7 pulls it to 1)
+    zeros, null_rate, entropy, row_sum
+                    as of the library's `attention_report`
     sink            mean of p_i1, the share of the first visible key, over rows that see others too; in [0, 1]. Heads
                     that have nothing to attend to park their weight there where rows must sum to 1 (Xiao et al. 2024,
                     §3); a null row needs no such key, and has no share.
@@ -74,11 +74,9 @@ def count_all(rows: Rows) -> dict[str, Tensor]:
     """
     first = rows.visible.float().argmax(-1, keepdim=True).expand(*rows.row_sums.shape, 1)
     has_choice = rows.spread & (rows.key_counts > 1)
+    counts = count_rows(rows)
     sums = {
-        "zeros": sums_by_head(rows.key_counts, (rows.visible & (rows.weights == 0)).sum(-1)),
-        "null_rate": sums_by_head(rows.real, rows.null),
-        "entropy": sums_by_head(rows.spread, rows.entropies),
-        "row_sum": sums_by_head(rows.real, rows.row_sums.masked_fill(~rows.real, 0.0)),
+        **{name: counts[:, columns] for name, columns in _COLUMNS.items()},
         "sink": sums_by_head(has_choice, rows.shares.gather(-1, first).squeeze(-1) * has_choice),
         "head_diversity": _count_divergences(rows),
     }
