@@ -46,17 +46,17 @@ def counts(reports: Sequence[TableReport]) -> str:
     contradicted = []
     for report in reports:
         for claim, verdicts in report.verdicts.items():
-            main, *second = verdicts.values()
-            if not main.is_judged:
-                continue
             if claim.measure != SCORE:
-                of_statistics[main.outcome] += 1
+                of_statistics.update(verdict.outcome for verdict in verdicts.values())
                 continue
+            if LOSS not in verdicts:
+                continue
+            main, *second = verdicts.values()
             by_loss[_origin(report, claim)][main.outcome] += 1
             if second and _origin(report, claim) == PAPERS:
                 by_score[second[0].outcome] += 1
             if any({main.outcome, verdict.outcome} in _OPPOSITES for verdict in second):
-                contradicted.append(f"{claim.words} ({report.table.name}, {report.setting})")
+                contradicted.append(f"`{claim.text}` ({report.table.name}, {report.setting})")
     lines = [[f"{name}, by loss", *_row(count)] for name, count in by_loss.items()]
     lines += [["claims of papers, by BLEU or accuracy", *_row(by_score)]]
     lines += [["claims about statistics of the attention", *_row(of_statistics)]]

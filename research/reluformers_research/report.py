@@ -60,27 +60,22 @@ class Verdict:
 
     Args:
         verdict: `REVERSED`, `DIFFERS` or one of `OUTCOMES`.
-        difference: of its two rows, or None where too little has run.
+        difference: of its two rows.
         margin: the smallest difference that matters.
         found_from: the lead, or of `~` the difference, that would have been found; None where that is not known.
         notes: what has to be known beside it.
     """
 
     verdict: str
-    difference: Difference | RankDifference | None
-    margin: float | None = None
-    found_from: float | None = None
-    notes: tuple[str, ...] = ()
+    difference: Difference | RankDifference
+    margin: float
+    found_from: float | None
+    notes: tuple[str, ...]
 
     @property
     def outcome(self) -> str:
         """One of `OUTCOMES`."""
         return self.verdict.partition(":")[0]
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether there are runs enough for a verdict; one that they leave open is one too."""
-        return self.difference is not None or self.verdict != OPEN
 
 
 class TableReport:
@@ -95,7 +90,7 @@ class TableReport:
 
     Attributes:
         runs: of its rows; a row without a finished run has none.
-        verdicts: of each claim by each measure; of a claim about the score by the loss first.
+        verdicts: of each claim by each measure that two rows can be compared by; of the score by the loss first.
 
     Raises:
         ValueError: a row has runs of different data or one seed twice.
@@ -175,36 +170,32 @@ class TableReport:
                 same.append(f"{heading} {rows[0][heading]}")
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [markdown_table(columns, lines), self._footnote(same)]
-        judged = {claim: one for claim, one in self.verdicts.items() if any(each.is_judged for each in one.values())}
         lines = [
-            [claim.text, *(self.text(verdicts[measure], measure, measure == LOSS) for measure in self.measures)]
-            for claim, verdicts in judged.items()
-            if claim.measure == SCORE
+            [claim.text, *(self.text(verdicts.get(measure), measure, measure == LOSS) for measure in self.measures)]
+            for claim, verdicts in self.verdicts.items()
+            if verdicts and claim.measure == SCORE
         ]
         if lines:
             parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
         parts.append(
             "".join(
                 f"- `{claim.text}` {self.text(verdicts[claim.measure], claim.measure)}.\n"
-                for claim, verdicts in judged.items()
-                if claim.measure != SCORE
+                for claim, verdicts in self.verdicts.items()
+                if verdicts and claim.measure != SCORE
             )
         )
-        left = [f"`{claim.text}`" for claim in self.verdicts if claim not in judged]
+        left = [f"`{claim.text}`" for claim, verdicts in self.verdicts.items() if not verdicts]
         if left:
             parts.append(f"Too few comparable runs to judge: {', '.join(left)}.\n")
         return "\n".join(filter(None, parts))
 
-    def text(self, verdict: Verdict, measure: str, whole: bool = True) -> str:
+    def text(self, verdict: Verdict | None, measure: str, whole: bool = True) -> str:
         """A verdict with its difference, and where it is to be `whole` with interval and notes."""
-        difference = verdict.difference
-        if difference is None and not whole:
+        if verdict is None:
             return MISSING
         if not whole:
-            return f"{verdict.outcome} {signed(difference.value, self._form(measure))}"
-        text = f"**{verdict.verdict}**"
-        if difference is not None:
-            text += f" {self.difference_text(difference, measure)}"
+            return f"{verdict.outcome} {signed(verdict.difference.value, self._form(measure))}"
+        text = f"**{verdict.verdict}** {self.difference_text(verdict.difference, measure)}"
         text += "".join(f", {note}" for note in verdict.notes)
         if verdict.found_from is not None:
             text += f", found from {self._form(measure)(verdict.found_from)}"
@@ -276,9 +267,7 @@ class TableReport:
         known = {}
         for claim in claims:
             difference = self.difference(claim.first, claim.second, measure)
-            if difference is None:
-                self.verdicts[claim][measure] = self._verdict_without_numbers(claim)
-            else:
+            if difference is not None:
                 known[claim] = (difference, self._margin(claim, measure))
         verdicts = _verdicts([(claim.relation, *known[claim]) for claim in known])
         wider = _verdicts(
@@ -330,15 +319,6 @@ class TableReport:
             nats = self.evidence.nats(self.row_of(claim.second).key) if measure == LOSS else 1.0
             return self.table.margin * nats
         return MEASURE_MARGIN * abs(statistics.mean(self._values(self.row_of(claim.second), measure)))
-
-    def _verdict_without_numbers(self, claim: Claim) -> Verdict:
-        rows = [self.row_of(name) for name in (claim.first, claim.second)]
-        # a row that always diverges is the worse one
-        for row, other, verdict in zip(rows, rows[::-1], (REVERSED, HOLDS), strict=True):
-            if claim.measure == SCORE and not row.records and len(row.diverged) >= 2 and len(other.records) >= 2:
-                notes = (f"all {len(row.diverged)} runs of {row.row.name} diverged",)
-                return Verdict(DIFFERS if claim.relation == "~" else verdict, None, notes=notes)
-        return Verdict(OPEN, None)
 
 
 def join_names(names: Sequence[str]) -> str:

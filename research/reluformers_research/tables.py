@@ -23,7 +23,6 @@ from .tasks import MEASURES, task_named
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
-_RELATIONS = {">": "is better than", ">=": "is not worse than", "~": "is level with"}
 _SPLITS = ("train", "validation", "test")
 _PLACES = ("path", "name", "revision", *_SPLITS)
 
@@ -47,13 +46,6 @@ class Claim:
     measure: str
     text: str
     is_ours: bool = False
-
-    @property
-    def words(self) -> str:
-        """The claim as a sentence."""
-        if self.measure != SCORE:
-            return f"{self.measure.replace('_', ' ')} of `{self.first}` is greater than that of `{self.second}`"
-        return f"`{self.first}` {_RELATIONS[self.relation]} `{self.second}`"
 
     @classmethod
     def parse(cls, text: str, is_ours: bool = False) -> "Claim":

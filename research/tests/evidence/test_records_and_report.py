@@ -180,8 +180,7 @@ def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
         for name in ("one", "two"):
             save_run(table, tmp_path, name, seed, 0.5)
     report = report_of(table, tmp_path)
-    verdict = report.verdicts[Claim.parse("one < two")][LOSS]
-    assert (verdict.verdict, verdict.difference) == (OPEN, None)
+    assert report.verdicts[Claim.parse("one < two")] == {}
     assert "Too few comparable runs to judge: `one < two`, " in report.markdown()
 
 
@@ -209,20 +208,6 @@ def test_a_damaged_record_is_named(table, tmp_path):
         pq.write_table(pa.Table.from_pylist([{**whole.to_pylist()[0], **changes}], whole.schema), path)
         with pytest.raises(ValueError, match=f"{record.name}: {message}"):
             Evidence.load(tmp_path)
-
-
-def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
-    for seed in (1, 2):
-        save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
-        save_run(table, tmp_path, "two", seed, 0.6)
-        save_run(table, tmp_path, "three", seed, 0.5, diverged="the loss was nan at update 7")
-    report = report_of(table, tmp_path)
-    assert verdicts(report)["one < two"] == verdicts(report)["two > three"] == HOLDS
-    assert verdicts(report)["three >= one"] == verdicts(report)["zeros: two > one"] == OPEN
-    for seed in (1, 2):
-        save_run(table, tmp_path, "one", seed, 0.5)
-    report = report_of(table, tmp_path)
-    assert (verdicts(report)["three >= one"], verdicts(report)["three ~ one"]) == (REVERSED, DIFFERS)
 
 
 @pytest.mark.parametrize(
