@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from functools import partial
+from itertools import product
 
 import torch
 from attention import in_turn, ratios_to
@@ -19,7 +20,6 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 import reluformers  # noqa: F401 (registers the names)
 
 PEER = "sdpa"
-PASSES = ("forward", "both")
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -66,26 +66,22 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    names = [PEER, *options.attentions]
     print("| model | dtype | tokens | pass | sdpa, ms |", " | ".join(options.attentions), "|")
     print("|---" * (5 + len(options.attentions)) + "|")
-    for kind in options.models:
-        for dtype in options.dtypes:
-            for length in options.lengths:
-                torch.manual_seed(0)
-                torch.set_default_dtype(getattr(torch, dtype))
-                model, inputs = build(kind, length)
-                torch.set_default_dtype(torch.float32)
-                model.eval()  # without dropout, for which SDPA would write its weights out
-                for has_backward in (False, True):
-                    calls = {name: partial(seconds, model, inputs, name, has_backward) for name in names}
-                    in_turn(calls, 1)  # warms up
-                    times = in_turn(calls, options.rounds)
-                    shares = ratios_to(PEER, times)
-                    row = [kind, dtype, str(length), PASSES[has_backward]]
-                    row.append(f"{1000 * statistics.median(times[PEER]):.0f}")
-                    row += [f"{statistics.median(shares[name]):.2f}" for name in options.attentions]
-                    print("|", " | ".join(row), "|", flush=True)
+    for kind, dtype, length in product(options.models, options.dtypes, options.lengths):
+        torch.manual_seed(0)
+        torch.set_default_dtype(getattr(torch, dtype))
+        model, inputs = build(kind, length)
+        torch.set_default_dtype(torch.float32)
+        model.eval()  # without dropout, for which SDPA would write its weights out
+        for name, has_backward in (("forward", False), ("both", True)):
+            calls = {each: partial(seconds, model, inputs, each, has_backward) for each in (PEER, *options.attentions)}
+            in_turn(calls, 1)  # warms up
+            times = in_turn(calls, options.rounds)
+            shares = ratios_to(PEER, times)
+            row = [kind, dtype, str(length), name, f"{1000 * statistics.median(times[PEER]):.0f}"]
+            row += [f"{statistics.median(shares[each]):.2f}" for each in options.attentions]
+            print("|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 r"""Whole models on one GPU: a training step and `generate` with our attention, as ratios to the stock model's time.
 
-    python research/benchmarks/gpu_models.py --seconds 420 --output gpu_models.json
+    python research/benchmarks/gpu_models.py --seconds 420
 
 Needs torch, transformers and this library. The candidates of a comparison run in turn, round by round; a ratio is
 taken inside its round, and the median over the rounds is printed with their spread, the memory of a step and the time
-until the first step had run. No comparison begins after --seconds, so that the file is written in any case.
+until the first step had run. No comparison begins after --seconds.
 """
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import transformers
@@ -135,11 +132,11 @@ def seconds_of(step: Step, number: int) -> float:
     return (time.perf_counter() - start) / number
 
 
-def compare(title: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds, ratio to the first candidate, memory and time to the first step of each candidate."""
+def compare(title: str, rounds: int) -> None:
+    """Print milliseconds, ratio to the first candidate, memory and time to the first step of each candidate."""
     names, build = COMPARISONS[title]
     steps = {}
-    rows = {}
+    notes = {}
     for name in names:
         torch.manual_seed(0)
         torch.cuda.reset_peak_memory_stats()
@@ -152,18 +149,13 @@ def compare(title: str, rounds: int) -> dict[str, dict[str, float]]:
             continue
         seconds_of(step, 2)
         steps[name] = step
-        rows[name] = {"first_step_s": first, "peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20}
+        notes[name] = f"{(torch.cuda.max_memory_allocated() - before) / 2**20:7.0f} MB  first {first:.1f} s"
     number = 1 if title.startswith("generate") else STEPS
     times = in_turn({name: partial(seconds_of, step, number) for name, step in steps.items()}, rounds)
     for name, ratios in ratios_to(names[0], times).items():
-        rows[name] |= {"ms": 1e3 * statistics.median(times[name]), "ratio": statistics.median(ratios)}
-        rows[name] |= {"least": min(ratios), "most": max(ratios)}
-        print(
-            f"{title:30} {name:22} {rows[name]['ms']:9.2f} ms  {rows[name]['ratio']:5.2f} [{min(ratios):.2f}, "
-            f"{max(ratios):.2f}]  {rows[name]['peak_mb']:7.0f} MB  first {rows[name]['first_step_s']:.1f} s",
-            flush=True,
-        )
-    return rows
+        spread = f"{statistics.median(ratios):5.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        milliseconds = 1e3 * statistics.median(times[name])
+        print(f"{title:30} {name:22} {milliseconds:9.2f} ms  {spread}  {notes[name]}", flush=True)
 
 
 def main() -> None:
@@ -171,25 +163,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420, help="after which no comparison begins")
     parser.add_argument("--rounds", type=int, default=5, help="of each comparison")
     parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), help="comparisons")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
     options = parser.parse_args()
-    results: dict[str, object] = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}")
     end = time.monotonic() + options.seconds
     for title in options.only:
         if time.monotonic() < end:
-            results[title] = compare(title, options.rounds)
+            compare(title, options.rounds)
         else:
             print(f"{title:30} left out: the time is over")
         gc.collect()
         torch.cuda.empty_cache()
         torch._dynamo.reset()
-        if options.output is not None:
-            options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def plot_leads(leads: Mapping[str, Mapping[str, Lead]], path: Path) -> Path:
                 continue
             low, high = lead.difference.interval
             colour = "#0072B2" if low > 0 else "#D55E00" if high < 0 else "#777777"
-            axis.plot([low, high], [height, height], color=colour, linewidth=2)
+            axis.hlines(height, low, high, color=colour, linewidth=2)
             axis.plot(lead.difference.value, height, "o" if low > 0 else "X" if high < 0 else "|", color=colour)
         axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
         axis.set_title(laboratory.replace(", ", "\n").replace(" of ", "\nof "), fontsize=9)

@@ -61,14 +61,12 @@ class Verdict:
     Args:
         verdict: `REVERSED`, `DIFFERS` or one of `OUTCOMES`.
         difference: of its two rows.
-        margin: the smallest difference that matters.
         found_from: the lead, or of `~` the difference, that would have been found; None where that is not known.
         notes: what has to be known beside it.
     """
 
     verdict: str
     difference: Difference | RankDifference
-    margin: float
     found_from: float | None
     notes: tuple[str, ...]
 
@@ -291,7 +289,7 @@ class TableReport:
                 notes += [f"{lead:.2g} there"] if is_small else []
             if verdict == HOLDS and self._is_at_one_rate(claim):
                 verdict = AT_ONE_RATE
-            self.verdicts[claim][measure] = Verdict(verdict, difference, margin, found_from, tuple(notes))
+            self.verdicts[claim][measure] = Verdict(verdict, difference, found_from, tuple(notes))
 
     def _is_at_one_rate(self, claim: Claim) -> bool:
         """Whether both rows have one learning rate, which neither of them chose."""

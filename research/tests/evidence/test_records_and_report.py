@@ -170,7 +170,6 @@ def test_the_loss_decides(table, tmp_path):
     report = report_of(replace(table, claims=[Claim.parse(text) for text in texts]), tmp_path)
     expected = [AT_ONE_RATE, REVERSED, AT_ONE_RATE, DIFFERS, NOT_THERE, AT_ONE_RATE, REVERSED]
     assert verdicts(report, LOSS) == dict(zip(texts, expected, strict=True))
-    assert report.verdicts[Claim.parse("one < two")][LOSS].margin == pytest.approx(0.02 / 0.36)
     assert "| one < two | **holds at one rate** +0.100 [" in report.markdown()
 
 
