@@ -32,11 +32,6 @@ sys.modules["torch.onnx._internal.registration"].registry = None
 import crypten  # noqa: E402
 from crypten import communicator, mpc  # noqa: E402
 
-ATTENTION = "products of attention"
-WEIGHTS = "weights"
-NORM = "norms"
-FEED_FORWARD = "feed-forward"
-HEAD = "head"
 LARGEST_VARIANCE = 64.0
 
 
@@ -82,7 +77,7 @@ class Private:
 
     def norm(self, module: nn.LayerNorm, states: Any) -> Any:
         """LayerNorm."""
-        with self.counter.part(NORM):
+        with self.counter.part("norms"):
             centred = states - states.mean(-1, keepdim=True)
             variance = (centred * centred).mean(-1, keepdim=True) + module.eps
             # CrypTen's inverse root does not converge for numbers of some hundreds
@@ -98,22 +93,22 @@ class Private:
         def split(projected: Any) -> Any:
             return projected.reshape(*projected.shape[:2], heads, module.head_dim).transpose(1, 2)
 
-        with self.counter.part(ATTENTION):
+        with self.counter.part("products of attention"):
             query, key, value = (split(self.linear(m, states)) for m in (module.q_proj, module.k_proj, module.v_proj))
             scores = query.matmul(key.transpose(-1, -2)) * module.scaling
-        with self.counter.part(WEIGHTS):
+        with self.counter.part("weights"):
             if self.by_softmax:
                 weights = scores.softmax(-1)
             else:
                 divisor = config.length_coefficient * scores.shape[-1] ** config.length_exponent
                 weights = scores.relu() * (1 / divisor)
-        with self.counter.part(ATTENTION):
+        with self.counter.part("products of attention"):
             output = weights.matmul(value).transpose(1, 2)
             return self.linear(module.out_proj, output.reshape(*states.shape[:2], -1))
 
     def feed_forward(self, module: nn.Module, states: Any) -> Any:
         """Two maps with ReLU, or GELU by tanh, between them."""
-        with self.counter.part(FEED_FORWARD):
+        with self.counter.part("feed-forward"):
             inner = self.linear(module.fc1, states)
             if module.activation_name == "relu":
                 return self.linear(module.fc2, inner.relu())
@@ -186,7 +181,7 @@ def compare(folder: str, data: str, rows: int, by_softmax: bool) -> str:
         record = {"errors": errors, "largest": [plain.abs().max().item() for plain in expected]}
         if head is not None:
             pooled = private.norm(model.norm, states).mean(1)
-            with private.counter.part(HEAD):
+            with private.counter.part("head"):
                 logits = private.linear(head, pooled)
             answers = logits.get_plain_text()
             plain = head(model.norm(expected[-1]).mean(1))

@@ -2,7 +2,7 @@ r"""Time of whole models of transformers with an attention of ours by name, as a
 
     OMP_WAIT_POLICY=PASSIVE python research/benchmarks/any_model_speed.py --lengths 512 2048 4096
 
-Tiny depth, real widths: Llama with grouped keys, BERT, ViT and Whisper's encoder, of random weights, one row. In each
+Tiny depth, real widths: Llama with grouped keys, BERT and ViT, of random weights, one row. In each
 round every attention runs once, in turning order; the share is taken inside the round, and its median is shown.
 """
 
@@ -14,12 +14,12 @@ from itertools import product
 
 import torch
 from attention import in_turn, ratios_to
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
-from transformers.models.whisper.modeling_whisper import WhisperEncoder
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel
 
 import reluformers  # noqa: F401 (registers the names)
 
 PEER = "sdpa"
+MODELS = ("llama", "bert", "vit")
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -31,18 +31,9 @@ def build(kind: str, length: int) -> tuple[torch.nn.Module, dict[str, torch.Tens
     if kind == "bert":
         config = BertConfig(vocab_size=1000, max_position_embeddings=length, **SIZES)
         return BertModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
-    if kind == "vit":
-        side = round(length**0.5)
-        config = ViTConfig(image_size=16 * side, **SIZES)
-        return ViTModel(config), {"pixel_values": torch.randn(1, 3, 16 * side, 16 * side)}
-    config = WhisperConfig(
-        d_model=256,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=1024,
-        max_source_positions=length,
-    )
-    return WhisperEncoder(config), {"input_features": torch.randn(1, 80, 2 * length)}
+    side = round(length**0.5)
+    config = ViTConfig(image_size=16 * side, **SIZES)
+    return ViTModel(config), {"pixel_values": torch.randn(1, 3, 16 * side, 16 * side)}
 
 
 def seconds(model, inputs, attention: str, has_backward: bool) -> float:
@@ -59,7 +50,7 @@ def seconds(model, inputs, attention: str, has_backward: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096])
-    parser.add_argument("--models", nargs="+", default=["llama", "bert", "vit", "whisper"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument(
         "--attentions", nargs="+", default=["relu_attention", "relu_sum_attention", "entmax15_attention"]
     )

@@ -11,12 +11,12 @@ Example:
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,12 +30,7 @@ PEER = "sdpa"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
-COLUMNS = {
-    "milliseconds": "ms",
-    "ratio": "ratio to sdpa",
-    "low": "first quartile",
-    "high": "third quartile",
-}
+COLUMNS = ("candidate", "ms", "ratio to sdpa", "first quartile", "third quartile")
 MASKS = ("full", "causal", "causal+padding", "causal+left padding")
 
 
@@ -90,8 +85,6 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused relu, sum": partial(fused, normalizer="sum"),
         "fused sparsemax": partial(fused, activation="sparsemax", length_exponent=0.0),
         "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
-        "fused relu2": partial(fused, activation="relu2"),
-        **{f"fused {name}": partial(fused, activation=name) for name in ("sigmoid", "softplus", "gelu")},
     }
     if options.candidates:
         functions = {name: functions[name] for name in dict.fromkeys([PEER, *options.candidates])}
@@ -162,8 +155,8 @@ def mean_seconds(call: Callable[[], object], repeats: int) -> float:
     return sum(seconds(call) for _ in range(repeats)) / repeats
 
 
-def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Ratios of time to the peer, round by round, of every candidate that can do this."""
+def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> list[list[str]]:
+    """`COLUMNS` of every candidate; ratios of time are taken round by round."""
     states, real = draw(length, job, mask, options)
     causal = mask != "full"
     gradient = torch.randn_like(states[0])
@@ -179,22 +172,11 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
     calls = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}
     times = in_turn(calls, options.rounds)
-    results = {}
+    lines = []
     for name, ratios in ratios_to(PEER, times).items():
-        ratios.sort()
-        results[name] = {
-            "milliseconds": statistics.median(times[name]) * 1000,
-            "ratio": statistics.median(ratios),
-            "low": ratios[len(ratios) // 4],
-            "high": ratios[-1 - len(ratios) // 4],
-        }
-    return results
-
-
-def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
-    """One row for each candidate: median ratio and quartiles."""
-    lines = [[name, *(f"{row[key]:.2f}" for key in COLUMNS)] for name, row in results.items()]
-    print(f"\n{title}\n{markdown_table(['candidate', *COLUMNS.values()], lines)}")
+        numbers = [1000 * np.median(times[name]), *np.quantile(ratios, [0.5, 0.25, 0.75])]
+        lines.append([name, *(f"{number:.2f}" for number in numbers)])
+    return lines
 
 
 def main() -> None:
@@ -211,8 +193,9 @@ def main() -> None:
     for job in options.passes:
         for mask in options.masks:
             for length in options.lengths:
-                results = measure(length, job, mask, options)
-                print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
+                lines = measure(length, job, mask, options)
+                print(f"\n{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}")
+                print(markdown_table(COLUMNS, lines))
 
 
 if __name__ == "__main__":

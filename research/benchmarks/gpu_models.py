@@ -32,19 +32,18 @@ STEPS = 4  # of a candidate in a round
 Step = Callable[[], object]
 
 
-def train_step(model: torch.nn.Module, is_compiled: bool, **inputs: object) -> Step:
+def train_step(model: torch.nn.Module, **inputs: object) -> Step:
     """One forward and backward pass in bfloat16."""
     model = model.to("cuda", torch.bfloat16).train()
-    run = torch.compile(model) if is_compiled else model
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        run(**inputs).loss.backward()
+        model(**inputs).loss.backward()
 
     return step
 
 
-def llama(attention: str, batch: int, length: int, is_compiled: bool = False) -> Step:
+def llama(attention: str, batch: int, length: int) -> Step:
     """Llama of 124 million parameters by name, or exchanged with a preset given as "exchanged PRESET"."""
     config = LlamaConfig(
         **{"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
@@ -56,15 +55,15 @@ def llama(attention: str, batch: int, length: int, is_compiled: bool = False) ->
     if is_exchanged:
         reluformers.exchange_attention(model, preset)
     ids = torch.randint(3, 16000, (batch, length), device="cuda")
-    return train_step(model, is_compiled, input_ids=ids, labels=ids, use_cache=False)
+    return train_step(model, input_ids=ids, labels=ids, use_cache=False)
 
 
-def vit(attention: str, batch: int, is_compiled: bool = False) -> Step:
+def vit(attention: str, batch: int) -> Step:
     """ViT-B/16 at 224 pixels."""
     model = ViTForImageClassification(ViTConfig(attn_implementation=attention, num_labels=1000))
     pixels = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
     labels = torch.randint(0, 1000, (batch,), device="cuda")
-    return train_step(model, is_compiled, pixel_values=pixels, labels=labels)
+    return train_step(model, pixel_values=pixels, labels=labels)
 
 
 def build_translator(kind: str) -> torch.nn.Module:
@@ -86,9 +85,9 @@ def draw_pairs(batch: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def translate(kind: str, batch: int, length: int, is_compiled: bool = False) -> Step:
+def translate(kind: str, batch: int, length: int) -> Step:
     """A training step of a translation model."""
-    return train_step(build_translator(kind), is_compiled, **draw_pairs(batch, length))
+    return train_step(build_translator(kind), **draw_pairs(batch, length))
 
 
 def generate(kind: str, batch: int, beams: int, tokens: int = 48) -> Step:
@@ -116,9 +115,6 @@ COMPARISONS: dict[str, tuple[tuple[str, ...], Callable[[str], Step]]] = {
     "ViT-B/16 x 128": (("sdpa", "relu_attention", "entmax15_attention"), lambda kind: vit(kind, 128)),
     "generate 64 x 4 beams": (PRESETS[:4], lambda kind: generate(kind, 64, 4)),
     "generate one sentence": (PRESETS[:3], lambda kind: generate(kind, 1, 1)),
-    "Llama 8 x 1024 compiled": (BY_NAME[:3], lambda kind: llama(kind, 8, 1024, is_compiled=True)),
-    "ViT-B/16 x 128 compiled": (("sdpa", "relu_attention"), lambda kind: vit(kind, 128, is_compiled=True)),
-    "translation 128 x 64 compiled": (PRESETS[::2][:2], lambda kind: translate(kind, 128, 64, is_compiled=True)),
 }
 
 
@@ -173,7 +169,6 @@ def main() -> None:
             print(f"{title:30} left out: the time is over")
         gc.collect()
         torch.cuda.empty_cache()
-        torch._dynamo.reset()
 
 
 if __name__ == "__main__":

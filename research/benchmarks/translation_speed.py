@@ -3,9 +3,9 @@
     python research/benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
     python research/benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
 
-`train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, with random batches and with
-`group_by_length`, whose number of rows a batch is chosen so that its padded batches (rows times longest side) hold as
-many tokens on average as ours may. Counted are real tokens of both sides a second, without padding.
+`train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel` with `group_by_length`, whose
+number of rows a batch is chosen so that its padded batches (rows times longest side) hold as many tokens on average as
+ours may. Counted are real tokens of both sides a second, without padding.
 
 `generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
 and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
@@ -52,7 +52,6 @@ from reluformers.translation.tokenized_rows import token_lengths, tokenize_pairs
 from reluformers.translation.trainer import TranslationTrainer
 
 PEER = "marian"
-GROUPED_PEER = "marian, by length"  # the same, in batches of sentences of like length, as transformers can form them
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the shape of Marian's layers is that of PostNorm with one matrix for all embeddings
 PLAIN = {
@@ -114,7 +113,7 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
         "encoder_ffn_dim": options.ffn_dim or 2 * options.d_model,
         "decoder_ffn_dim": options.ffn_dim or 2 * options.d_model,
     }
-    if name not in (PEER, GROUPED_PEER):
+    if name != PEER:
         return AutoModelForSeq2SeqLM.from_config(seq2seq_config(name, **shape, **PLAIN))
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_function": "relu", "scale_embedding": True}
@@ -194,11 +193,10 @@ class CountingCollator:
         return self.collate(rows)
 
 
-def stock_rows(dataset: Dataset, max_tokens: int, is_grouped: bool) -> int:
-    """Rows a batch with which random batches, or those grouped by source length, hold `max_tokens` padded tokens."""
+def stock_rows(dataset: Dataset, max_tokens: int) -> int:
+    """Rows a batch with which batches that are grouped by source length hold `max_tokens` padded tokens."""
     sources, targets = (torch.as_tensor(list(token_lengths(dataset, column))) for column in ("input_ids", "labels"))
-    lengths = torch.maximum(sources, targets)
-    lengths = lengths[sources.argsort(stable=True) if is_grouped else torch.randperm(len(lengths))]
+    lengths = torch.maximum(sources, targets)[sources.argsort(stable=True)]
     rows = 1
     while rows < len(lengths):
         padded = (rows + 1) * lengths[: len(lengths) // (rows + 1) * (rows + 1)].view(-1, rows + 1).amax(1)
@@ -222,12 +220,11 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
         "seed": 1,
     }
     model = build(name, options)
-    if name in (PEER, GROUPED_PEER):
-        is_grouped = name == GROUPED_PEER
+    if name == PEER:
         arguments = Seq2SeqTrainingArguments(
             **common,
-            per_device_train_batch_size=stock_rows(dataset, options.max_tokens, is_grouped),
-            train_sampling_strategy="group_by_length" if is_grouped else "random",
+            per_device_train_batch_size=stock_rows(dataset, options.max_tokens),
+            train_sampling_strategy="group_by_length",
             label_smoothing_factor=0.1,
         )
         collator = CountingCollator(DataCollatorForSeq2Seq(tokenizer, model=model))
@@ -307,7 +304,7 @@ def main() -> None:
         measures = {name: partial(sentences_per_second, model, batches, options) for name, model in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         if options.job == "train":
-            names = (PEER, GROUPED_PEER, *options.presets)
+            names = (PEER, *options.presets)
             measures = {name: partial(tokens_per_second, name, dataset, tokenizer, options, folder) for name in names}
         speeds = in_turn(measures, options.rounds)
     print_table(speeds, "tokens/s" if options.job == "train" else "sentences/s")

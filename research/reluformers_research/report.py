@@ -109,7 +109,6 @@ class TableReport:
         recipes = {row.name: table.recipe(setting, row, 1, overrides) for row in table.rows_of(setting, rows)}
         self.runs = {name: self._runs_of(table.rows[name], row_key(recipe)) for name, recipe in recipes.items()}
         self.task: Task = task_named(next(iter(recipes.values())).task)
-        self.metric = METRICS[self.task.main_metric]
         self.measures = tuple(dict.fromkeys((LOSS, *self.task.scorer.scores_of_sums())))
         claims = [claim for claim in table.claims if all(map(self.rows_like, (claim.first, claim.second)))]
         self.verdicts: dict[Claim, dict[str, Verdict]] = {claim: {} for claim in claims}
@@ -246,7 +245,8 @@ class TableReport:
         sizes = join_names([f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records)])
         seeds = sorted({record.seed for record in records})
         noun = "seeds" if len(seeds) > 1 else "seed"
-        notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {noun} {', '.join(map(str, seeds))}"]
+        title = METRICS[self.task.main_metric].title
+        notes = [f"{title} on {sizes} {data.unit} of {data.source}, {noun} {', '.join(map(str, seeds))}"]
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
         if apart:
             notes.append(f"set apart by the loss: {', '.join(apart)}")
@@ -274,9 +274,10 @@ class TableReport:
         for (claim, (difference, margin)), verdict, other in zip(known.items(), verdicts, wider, strict=True):
             found_from = _found_from(claim.relation, difference, margin, len(known)) if verdict == OPEN else None
             notes = []
-            if verdict in (HOLDS, NO_LEAD) and (stands := standing(difference, margin)) not in ("level", "open"):
-                # A lead that holds is one that is ahead.
-                notes += [stands] if (claim.relation, stands) != (">", "ahead") else []
+            stands = standing(difference, margin)
+            is_said = stands in ("level", "open") or (claim.relation, stands) == (">", "ahead")
+            if verdict in (HOLDS, NO_LEAD) and not is_said:
+                notes.append(stands)
             keys = [self.row_of(name).key for name in (claim.first, claim.second)]
             if verdict != other and measure == LOSS and not self.evidence.has_rows(*keys, measure):
                 notes.append("by seeds only")

@@ -12,7 +12,7 @@ from reluformers.evaluation.plotting import clear_frame, line_style, save_figure
 from reluformers.evaluation.results import markdown_table
 
 Models = Mapping[str, Mapping[str, Any]]  # name → what `analyse_model` returns
-# statistic → title of its row of charts; the first ones are those of the table too
+# statistic → title of its row of charts and of its column
 _BY_LAYER = {
     "zeros": "zero weights",
     "null_rate": "null rows",
@@ -22,16 +22,15 @@ _BY_LAYER = {
     "sink": "share of the first key",
     "head_diversity": "divergence of heads, nats",
 }
-_IN_TABLE = 6
 
 
 def means_table(models: Models) -> str:
     """Means over sites and layers, a line for each model."""
     lines = []
     for name, results in models.items():
-        values = [_mean(results["statistics"].get(key, {})) for key in list(_BY_LAYER)[:_IN_TABLE]]
+        values = [_mean(results["statistics"].get(key, {})) for key in _BY_LAYER]
         lines.append([name, *(MISSING if value is None else f"{value:.3g}" for value in values)])
-    return markdown_table(["model", *list(_BY_LAYER.values())[:_IN_TABLE]], lines)
+    return markdown_table(["model", *_BY_LAYER.values()], lines)
 
 
 def plot_layers(models: Models, path: Path) -> Path:

@@ -25,8 +25,8 @@ class GatedLlamaForCausalLM(LlamaForCausalLM):
         self.post_init()
 
 
-def _keep_input(module: nn.Module, inputs: tuple, keywords: dict[str, Any]) -> None:
-    module.gate_input = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
+def _keep_input(module: nn.Module, _inputs: tuple, keywords: dict[str, Any]) -> None:
+    module.gate_input = keywords["hidden_states"]
 
 
 def _gated(owner: nn.Module, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

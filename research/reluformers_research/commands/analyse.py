@@ -59,8 +59,7 @@ def run(options: argparse.Namespace) -> None:
         batches = tqdm(scorer.attention_batches(), desc=model, unit=" batches", disable=not sys.stderr.isatty())
         name = names[Path(model)]
         analysis["models"][name] = analyse_model(scorer.model, batches)
-        known = {key: value for key, value in dataclasses.asdict(data).items() if value is not None}
-        analysis["data"] = {**known, "source": source_name(data.source)}
+        analysis["data"] = {**dataclasses.asdict(data), "source": source_name(data.source)}
         analysis["circumstances"] = current_circumstances(device).to_dict()
         print(f"{name}: {data.rows:,} {data.unit}")
     write_json(output, analysis)
