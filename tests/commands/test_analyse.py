@@ -28,5 +28,5 @@ def test_translation_models(tmp_path):
     ours, marian = (analysis["models"][name]["statistics"] for name in ("ours", "marian"))
     assert {site: len(layers) for site, layers in ours["zeros"].items()} == {"encoder": 1, "decoder": 2, "cross": 2}
     assert len(marian["zeros"]["encoder"][0]["heads"]) == 4
-    assert {"null_rate.shuffled", "null_rate.variance"} <= set(ours)
+    assert "null_rate.shuffled" in ours
     assert marian["row_sum"]["cross"][0]["overall"] == pytest.approx(1)
