@@ -111,10 +111,8 @@ PRESETS = ("marian", "softmax", "reluformer", "rela-g", "qknorm")
 COMPARISONS: dict[str, tuple[tuple[str, ...], Callable[[str], Step]]] = {
     "translation 128 x 64": (PRESETS, lambda kind: translate(kind, 128, 64)),
     "Llama 8 x 1024": ((*BY_NAME, "exchanged rela-g", "exchanged qknorm"), lambda kind: llama(kind, 8, 1024)),
-    "Llama 1 x 8192": (BY_NAME[:5], lambda kind: llama(kind, 1, 8192)),
     "ViT-B/16 x 128": (("sdpa", "relu_attention", "entmax15_attention"), lambda kind: vit(kind, 128)),
     "generate 64 x 4 beams": (PRESETS[:4], lambda kind: generate(kind, 64, 4)),
-    "generate one sentence": (PRESETS[:3], lambda kind: generate(kind, 1, 1)),
 }
 
 

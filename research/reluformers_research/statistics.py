@@ -266,14 +266,16 @@ def row_draws(run: np.ndarray, score: ScoreOfSums) -> np.ndarray:
         run: statistics of its rows [rows, columns].
         score: of sums over rows.
     """
-    sums = (_row_weights(len(run)) @ run.astype(float)).astype(run.dtype)
+    sums = (_row_weights(len(run)).astype(float) @ run.astype(float)).astype(run.dtype)
     return np.array([score(row) for row in sums])
 
 
 @lru_cache(maxsize=2)
 def _row_weights(rows: int) -> np.ndarray:
-    """How often each draw takes each row, the same whenever it is asked for    float64 [draws, rows]."""
-    return np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), ROW_DRAWS).astype(float)
+    """How often each draw takes each row, the same whenever it is asked for    uint8 [draws, rows]."""
+    random = np.random.default_rng(0)
+    shares = np.full(rows, 1 / rows)
+    return np.stack([random.multinomial(rows, shares).astype(np.uint8) for _ in range(ROW_DRAWS)])
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

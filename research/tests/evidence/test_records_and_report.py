@@ -171,6 +171,7 @@ def test_the_loss_decides(table, tmp_path):
     expected = [AT_ONE_RATE, REVERSED, AT_ONE_RATE, DIFFERS, NOT_THERE, AT_ONE_RATE, REVERSED]
     assert verdicts(report, LOSS) == dict(zip(texts, expected, strict=True))
     assert "| one < two | **holds at one rate** +0.100 [" in report.markdown()
+    assert "- zeros 0.0%, null rows 0.0%, entropy 1.00 and row sum 1.00 in all rows.\n" in report.markdown()
 
 
 def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
