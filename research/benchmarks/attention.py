@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
@@ -86,9 +87,17 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused sparsemax": partial(fused, activation="sparsemax", length_exponent=0.0),
         "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
     }
+    if DEVICE == "cuda":  # PyTorch's choice is not always the fastest of its own
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            functions[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
     if options.candidates:
         functions = {name: functions[name] for name in dict.fromkeys([PEER, *options.candidates])}
     return functions
+
+
+def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
+    with sdpa_kernel(backend):
+        return sdpa(*inputs)
 
 
 def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple[list[Tensor], Tensor | None]:
@@ -164,10 +173,14 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> li
     visible = real if "left" in mask or not causal else None
     runs = {}
     for name, function in candidates(options).items():
-        given = visible if name == PEER else real
+        given = visible if name.startswith(PEER) else real
         call = with_backward(partial(function, *states, given, causal), job, gradient)
-        for _ in range(2):  # warm up
-            seconds(call)
+        try:
+            for _ in range(2):  # warm up
+                seconds(call)
+        except RuntimeError as error:
+            print(f"{name} cannot do this here: {error}")
+            continue
         runs[name] = replayed(call) if options.graph else call
     repeats = max(1, round(0.02 / seconds(runs[PEER])))
     calls = {name: partial(mean_seconds, call, repeats) for name, call in runs.items()}

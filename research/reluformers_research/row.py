@@ -80,7 +80,7 @@ def peak_memory() -> int:
     """Most memory that was in use so far, in bytes: of the GPU, where there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def run_job(path: str | Path) -> None:

@@ -141,9 +141,12 @@ class Table:
         for row in (name for claim in claims for name in (claim.first, claim.second)):
             if not fnmatch.filter(rows, row):
                 check_name(row, rows, "row")
-        settings = {name: Setting(**one) for name, one in values.pop("settings", {}).items()}
-        name = "/".join(path.with_suffix("").parts[-2:])
-        return cls(name=name, path=path, rows=rows, settings=settings, claims=claims, **values)
+        try:
+            settings = {name: Setting(**one) for name, one in values.pop("settings", {}).items()}
+            name = "/".join(path.with_suffix("").parts[-2:])
+            return cls(name=name, path=path, rows=rows, settings=settings, claims=claims, **values)
+        except TypeError as error:  # a key that is missing or not known
+            raise ValueError(f"{path}: {error}") from error
 
     @property
     def is_ours(self) -> bool:
