@@ -211,8 +211,9 @@ class ImageScorer(Scorer):
         return {"scores": scores, "classes": class_results(answers.confusion_matrix(), self.names)}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """The images again."""
-        return self.batches
+        """The images again, and their labels."""
+        for batch in self.batches:
+            yield {name: batch[name] for name in ("pixel_values", "labels")}
 
     def write_files(self, answers: Classified, evaluation: Evaluation) -> None:
         """Draw the confusion matrix."""

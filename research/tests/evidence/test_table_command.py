@@ -9,6 +9,7 @@ import yaml
 from sacrebleu.metrics import BLEU, CHRF
 
 from builders.commands import refusal_of, run_command
+from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import make_recipe, write_pairs
 from reluformers.tasks import task_named
 from reluformers_research.causal.scoring import mean_nats
@@ -71,6 +72,20 @@ def test_a_row_leaves_a_record(job):
     assert any("eval_loss" in entry for entry in record.log)
     path = Path(job.records, f"{job.name}.parquet")
     assert str(path.parents[1]) not in str(pq.read_table(path).to_pylist()), "nothing of this machine"
+
+
+def test_a_row_of_images_leaves_a_record(tmp_path):
+    sizes = {"train": 32, "validation": 9, "test": 16}
+    recipe = make_image_recipe({name: write_images(tmp_path, name, rows) for name, rows in sizes.items()})
+    job = Job("images", recipe.to_dict(), {}, str(tmp_path / "run"), str(tmp_path / "records"))
+    job.save(tmp_path / "job.json")
+    run_job(tmp_path / "job.json")
+    (record,) = load_records(tmp_path / "records")
+    assert record.counts["accuracy"].shape == (16, 2)
+    correct, images = record.counts["accuracy"].sum(0)
+    assert correct / images == pytest.approx(record.score)
+    assert record.counts["loss"].shape == (9, 2)
+    assert mean_nats(record.counts["loss"].sum(0)) == pytest.approx(record.results["validation_loss"], abs=1e-4)
 
 
 def test_images_of_a_folder_have_a_checksum(tmp_path):
