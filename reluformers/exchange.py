@@ -119,8 +119,11 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
         **exchanged,
         "sites": _sites(model),
     }
-    write_json(folder / ADAPTER_CONFIG, text)
+    # The JSON is written last, and an earlier one leaves first: beside it the weights are whole and its own.
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / ADAPTER_CONFIG, text)
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:

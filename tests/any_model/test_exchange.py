@@ -38,6 +38,19 @@ def test_an_exchanged_model_is_saved_and_taken_back(name, preset, tmp_path):
     assert torch.equal(logits(model, name), changed)
 
 
+def test_adapter_whose_weights_cannot_be_written_leaves_no_earlier_one(monkeypatch, tmp_path):
+    def fill_the_disk(*_, **__):
+        raise OSError("No space left on device")
+
+    model = exchanged("rela-g")
+    save_adapter(model, tmp_path)
+    monkeypatch.setattr("reluformers.exchange.save_file", fill_the_disk)
+    with pytest.raises(OSError, match="No space"):
+        save_adapter(model, tmp_path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_adapter(build("llama", "eager"), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "opt", "modernbert", "vit", "whisper", "t5"])
 def test_it_starts_as_the_attention_by_name(name):
     for attention, same in (("relu-vit", "relu_attention"), ({"learned_scale": True}, "softmax_attention")):
