@@ -111,7 +111,8 @@ def read_json(path: str | os.PathLike) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # Endless brackets are a RecursionError.
-        raise ValueError(f"{path}: cannot be read ({describe_error(error)})") from error
+        reason = getattr(error, "strerror", None) or describe_error(error)
+        raise ValueError(f"{path}: cannot be read ({reason})") from error
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:

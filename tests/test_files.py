@@ -111,3 +111,10 @@ def test_a_name_that_is_not_utf8_loses_no_record(tmp_path):
     content = {"path": os.fsdecode(b"data\xff.jsonl"), "text": "ä\u2028"}
     write_json(tmp_path / "record.json", content)
     assert read_json(tmp_path / "record.json") == content
+
+
+def test_missing_json_is_named_once(tmp_path):
+    path = tmp_path / "missing.json"
+    with pytest.raises(ValueError, match="cannot be read") as refused:
+        read_json(path)
+    assert str(refused.value).count(str(path)) == 1
