@@ -299,7 +299,7 @@ def extend_tp_plan(model: PreTrainedModel) -> None:
         if attention.spans_heads:
             for rule in rules:
                 del plan[rule]
-        elif any(plan[rule] == "colwise" for rule in rules):  # If columns are split, each process computes some heads.
+        elif any(plan[rule] == "colwise" for rule in rules):  # Split columns leave each process some heads.
             for part in attention.parts_for_each_head(f"{pattern}.{SUBMODULE}"):
                 plan[part] = "replicated_with_grad_allreduce"
 

@@ -841,7 +841,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
 // rows of weights.
 static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
   int64_t keys = round_up(call->key_len, PANEL);
-  int64_t halves = is_in_pairs(call) ? 3 : 2;  // `Rows` for bfloat16 pairs takes half as much memory again.
+  int64_t halves = is_in_pairs(call) ? 3 : 2;  // In halves of a float: pairs of bfloat16 are kept beside the rows.
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
   int64_t scores = call->found_thresholds ? THRESHOLDS * keys : 0;

@@ -34,7 +34,8 @@ ADAPTER_WEIGHTS = "exchanged_attention.safetensors"
 # Modules of transformers hold their number of heads and head width under these names.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_local_heads")
 _HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
-_ADDS_ONE = ("InklingAttention", "Llama4TextAttention")  # These add one to a temperature.
+# The 1.0 in their `forward` is added to a temperature, and is not the scale of their attention.
+_ADDS_ONE = ("InklingAttention", "Llama4TextAttention")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "proj", "out")
 
 
@@ -119,7 +120,8 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
         **exchanged,
         "sites": _sites(model),
     }
-    # The JSON is written last, and an earlier one leaves first: beside it the weights are whole and its own.
+    # An earlier JSON is removed first and the new one written last, so that it never stands beside unfinished or other
+    # weights.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})

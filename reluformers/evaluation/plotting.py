@@ -204,5 +204,5 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     axes.set_ylabel(_PANELS[keys])
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # There is nothing above 100 %.
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # An accuracy is at most 100 %.
     clear_frame(axes)

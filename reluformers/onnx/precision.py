@@ -14,7 +14,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from .graphs import quiet
 
-BLOCK_SIZE = 32  # In 4 bits, so many weights share a scale.
+BLOCK_SIZE = 32  # Of 4-bit weights, a block of this size has one scale.
 # Without VNNI a CPU adds two products of bytes in 16 bits: 2 · 255 · 64 fits there. That is `reduce_range`.
 LARGEST_WEIGHT = 64
 

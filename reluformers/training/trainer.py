@@ -55,7 +55,7 @@ class TaskTrainer(Trainer):
         self.run_record: dict[str, Any] = {}
         # The log shows these values of the last batch beside those in the model's outputs.
         self.statistics: dict[str, Tensor] = {}
-        # It is set if the training set is a stream.
+        # The batches of a training set that is a stream; None for one that is held whole.
         self._stream: BatchStream | None = None
         self._resumed_from: str | None = None
         super().__init__(*arguments, **options)

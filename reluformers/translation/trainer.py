@@ -148,7 +148,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         """Translate texts, each process its share; every process gets all translations in the given order."""
         options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
         options |= self._asked or self.decoding
-        # The first process shows a bar if somebody looks.
+        # The first process shows a progress bar where the output is a terminal; the others show none.
         options["progress"] = False if self.args.process_index or self.args.disable_tqdm else None
         share = range(self.args.process_index, len(sources), self.args.world_size)
         texts = []
