@@ -62,4 +62,6 @@ def _outcome(process: subprocess.Popen, job: Job, folder: Path) -> str:
         return f"{job.name}: done"
     if process.returncode == RUNS_ELSEWHERE:
         return f"{job.name}: another process works on it"
-    return f"{job.name}: failed; see {_log(job, folder)}"
+    path = _log(job, folder)
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{job.name}: failed ({lines[-1] if lines else f'status {process.returncode}'}); see {path}"

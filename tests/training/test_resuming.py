@@ -129,7 +129,7 @@ def test_a_folder_is_neither_written_over_nor_resumed_without_a_whole_checkpoint
 
 
 def test_a_finished_run_is_not_trained_on(files, finished, tmp_path, monkeypatch):
-    """The same rows under other names are the same data."""
+    """Take the same rows under other names for the same data."""
     monkeypatch.setattr(TranslationTrainer, "training_step", None)
     run = shutil.copytree(finished[0], tmp_path / "run")
     # left behind by a longer run
