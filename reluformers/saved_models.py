@@ -2,12 +2,14 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file, find_adapter_config_file
 
@@ -79,7 +81,7 @@ def load_model(
         The model in evaluation mode.
 
     Raises:
-        ValueError: the weights do not fit the configuration.
+        ValueError: the weights do not fit the configuration, or are not finite.
     """
     check_is_one_model(name_or_path, kwargs.get("revision"))
     model, info = auto_class.from_pretrained(
@@ -89,7 +91,7 @@ def load_model(
         ignore_mismatched_sizes=True,  # `check_weights` reports them in one line.
         **kwargs,
     )
-    check_weights(name_or_path, info)
+    check_weights(name_or_path, model, info)
     model.config.return_dict = True  # This library reads outputs by their names.
     return model.eval()
 
@@ -169,8 +171,14 @@ def _names_of_weights(folder: Path) -> list[str]:
     return []
 
 
-def check_weights(name_or_path: str | Path, info: dict) -> None:
-    """Refuse a model of which some weights were made up while loading, by what `from_pretrained` says of that."""
+def check_weights(name_or_path: str | Path, model: PreTrainedModel, info: dict) -> None:
+    """Refuse a model of which some weights were made up while loading, or are not finite.
+
+    Args:
+        name_or_path: folder or Hub id, for the error.
+        model: as it was loaded.
+        info: what `from_pretrained` says of the loading.
+    """
     wrong = [f"lack {name}" for name in sorted(info["missing_keys"])]
     wrong += [
         f"have {name} of shape {[*own]}, not {[*wanted]}" for name, own, wanted in sorted(info["mismatched_keys"])
@@ -181,6 +189,17 @@ def check_weights(name_or_path: str | Path, info: dict) -> None:
         logger.warning(
             "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]
         )
+    check_finite(model.state_dict(), name_or_path)
+
+
+def check_finite(weights: Mapping[str, Tensor], source: str | Path) -> None:
+    """Raise a ValueError for the first weights, by name, that are not finite; it names where they come from.
+
+    With them a model answers nonsense, or nothing at all, without an error.
+    """
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise ValueError(f"{source}: {name} holds weights that are not finite")
 
 
 def read_results(folder: str | Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import ON_A_FOLDER, command_on, lay_out, refusal_of
@@ -76,3 +77,14 @@ def test_parts_beside_a_whole_file_are_not_passed_over(folder, capsys):
             open_folder(folder)
     for command in ("check", "app", "serve"):
         assert "twice" in refusal_of(capsys, command, folder)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyse", "convert", "average", "check", "train"])
+def test_weights_that_are_not_finite_are_refused(folder, tmp_path, capsys, command):
+    """A model with them translates everything to nothing, without an error."""
+    folder = Path(shutil.copytree(folder, tmp_path / "run" / "checkpoint-5"))
+    weights = load_file(folder / "model.safetensors")
+    next(iter(weights.values())).view(-1)[-1] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    lay_out(tmp_path)
+    assert "not finite" in refusal_of(capsys, *command_on(folder, command, tmp_path))

@@ -210,7 +210,7 @@ def exchange(
     name_or_path = str(source)
     model_class = getattr(transformers, load_config(name_or_path).architectures[0])
     model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, ignore_mismatched_sizes=True)
-    check_weights(name_or_path, info)
+    check_weights(name_or_path, model, info)
     exchange_attention(model, preset, sites)
     if not adapter:
         return write_model(model, name_or_path, model_class, folder, overwrite)

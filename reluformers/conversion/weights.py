@@ -68,7 +68,7 @@ def load_renamed(
     info["missing_keys"] = [name for name in missing if not any(re.match(pattern, name) for pattern in may_miss)]
     if unexpected := sorted(info["unexpected_keys"]):
         raise ValueError(f"{name_or_path}: has the weight {unexpected[0]}, which the model does not have")
-    check_weights(name_or_path, info)
+    check_weights(name_or_path, model, info)
     return model.eval()
 
 

@@ -15,9 +15,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from reluformers.conversion.weights import read_weights
 from reluformers.files import atomic_directory
-from reluformers.saved_models import check_is_one_model
+from reluformers.saved_models import check_finite, check_is_one_model
 
-from .checkpoints import TRAINING_FILES, check_finite, check_model, checkpoints_of
+from .checkpoints import TRAINING_FILES, check_model, checkpoints_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
-from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformers.files import read_json, sync, write_text
@@ -107,13 +105,6 @@ def check_model(name_or_path: str | Path) -> None:
         if (folder / UNFINISHED_FILE).exists() or (step_of(folder) is not None and (folder / MANIFEST_FILE).is_file()):
             check_checkpoint(folder, for_training=False)
             return
-
-
-def check_finite(weights: Mapping[str, Tensor], source: Path) -> None:
-    """Raise a ValueError for the first weights, by name, that are not finite; it names where they come from."""
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise ValueError(f"{source}: {name} holds weights that are not finite; take another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
