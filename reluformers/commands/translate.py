@@ -119,9 +119,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Tokenizers]:
 
 def identity_of(options: argparse.Namespace, search: dict[str, Any]) -> dict[str, Any]:
     """What the lines of an output follow from."""
-    # A Hub id has none here.
-    weights = [*Path(options.model).glob("*.safetensors"), *Path(options.model).glob("onnx/*")]
-    read = [Path(options.text), *sorted(weights)]
+    read = [Path(options.text), *sorted(model_files(options.model))]  # A Hub id has no files here.
     stamps = [(str(path.resolve()), *stamp(path)) for path in read if path.is_file()]
     names = ("model", "text", "column", "alignments", "dtype", "precision", "runtime")
     return {"files": stamps, **{name: getattr(options, name) for name in names}, **search}

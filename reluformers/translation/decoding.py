@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from reluformers.configuration.field_checks import check_number
 from reluformers.data.batching import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
 from reluformers.saved_models import load_model, set_precision, to_accelerator
@@ -49,6 +50,10 @@ class Search:
     penalty: Literal["hf", "wu"] = "hf"
     early_stopping: bool | Literal["never"] = False
     min_new_tokens: int = 0
+
+    def __post_init__(self):
+        # A recipe's search runs after its training, and an error there would come hours too late.
+        check_number("decoding", "num_beams", self.num_beams, "[1, inf)", integer=True)
 
     def generation_options(self) -> dict[str, Any]:
         """What `generate` and a `GenerationConfig` need of it, all but the penalty."""

@@ -186,7 +186,7 @@ def test_an_output_goes_on_where_it_was_cut_off(folder, expected, capsys, tmp_pa
 
 
 def test_what_an_output_follows_from_has_lines_of_its_own(folder, capsys, tmp_path):
-    """Other weights or another search begin anew; two calls with the same do not write together."""
+    """Another model, text or search begins anew; two calls with the same do not write together."""
     folder = shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "a.txt").write_text("Two dogs.\nA man.\n")
     arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", tmp_path / "out.txt")
@@ -207,9 +207,11 @@ def test_what_an_output_follows_from_has_lines_of_its_own(folder, capsys, tmp_pa
         run_command(*arguments)
         (tmp_path / "a.txt").write_text("Two cats.\nA man.\n")
         run_command(*arguments)
+        os.utime(folder / "tokenizer.json", (1, 1))
+        run_command(*arguments)
     first, *others = [json.dumps(identity) for identity in identities]
-    assert [first == other for other in others] == [True, False, False, False, False]
-    assert len({first, *others}) == 5
+    assert [first == other for other in others] == [True, False, False, False, False, False]
+    assert len({first, *others}) == 6
     with lines.continued_file(str(tmp_path / "out.txt"), identities[-1]) as (file, _):
         file.write("a line\n")
         file.flush()

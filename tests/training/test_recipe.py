@@ -98,6 +98,7 @@ def test_a_key_given_twice_is_refused(tmp_path, text, changes):
         (TranslationRecipe, "model.vocab_size=8", "model.vocab_size"),
         (TranslationRecipe, "training.max_tokens=true", "training.max_tokens"),
         (TranslationRecipe, "decoding.penalty=gnmt", "decoding.penalty"),
+        (TranslationRecipe, "decoding.num_beams=0", "decoding.num_beams"),
         (TranslationRecipe, "data.train={source: [a], target: b}", "data.train"),
         (TranslationRecipe, "training.seed=1:30", "'1:30'"),
         (TranslationRecipe, "training.learning_rate=nan", "training.learning_rate"),
