@@ -71,40 +71,42 @@ def export_onnx(
             source.generation_config.save_pretrained(unfinished)
         for name, text in SERVED.items():
             write_text(unfinished / name, text)
-        graphs = exporter.graphs(source, ordered, attentions)
+        sizes, described = _write_graphs(exporter.graphs(source, ordered, attentions), unfinished / FOLDER)
+        compared = _compare(task, exporter, source, unfinished, ordered)
+        answers = _answers(scorer, exporter, unfinished, ordered) if scorer else {}
+        by_precision = {name: {"files": sizes[name], **compared[name]} for name in ordered}
+        for name in answers.keys() & by_precision.keys():
+            by_precision[name]["answers"] = answers[name]
         record = {
             "model": (Path(model).resolve() if Path(model).exists() else Path(model)).name,
             "task": task.name,
             "about": _describe(model, exporter, unfinished),
             "attentions": attentions,
-            **_write_graphs(graphs, unfinished / FOLDER),
+            **described,
             "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
+            "data": rows and {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit},
+            "pytorch": answers.get("pytorch"),
+            "precisions": by_precision,
         }
-        files = record.pop("files")
-        compared = _compare(task, exporter, source, unfinished, ordered)
-        answers = _answers(scorer, exporter, unfinished, ordered) if scorer else {}
-        about_rows = rows and {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}
-        record |= {"data": about_rows, "pytorch": answers.get("pytorch")}
-        record["precisions"] = {name: {"files": files[name], **compared[name]} for name in ordered}
-        for name in answers.keys() & set(ordered):
-            record["precisions"][name]["answers"] = answers[name]
         write_json(unfinished / EXPORT_RECORD, record)
     return record
 
 
-def _write_graphs(graphs: Iterable[tuple[str, str, onnx.ModelProto]], folder: Path) -> dict[str, Any]:
-    """Save graphs; returns their operators, their opset, and the bytes of each file by precision."""
+def _write_graphs(
+    graphs: Iterable[tuple[str, str, onnx.ModelProto]], folder: Path
+) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
+    """Save graphs; returns precision → file → bytes, and the operators and the opset of all of them."""
     folder.mkdir()
-    files: dict[str, dict[str, int]] = defaultdict(dict)
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
     used: set[str] = set()
     for name, precision, graph in graphs:
         path = folder / f"{name}{SUFFIXES[precision]}.onnx"
         onnx.checker.check_model(graph, full_check=precision == "fp32")
         onnx.save(graph, path)
-        files[precision][path.name] = path.stat().st_size
+        sizes[precision][path.name] = path.stat().st_size
         used |= operators(graph)
     opset = max(entry.version for entry in graph.opset_import if not entry.domain)
-    return {"operators": sorted(used), "opset": opset, "files": files}
+    return sizes, {"operators": sorted(used), "opset": opset}
 
 
 def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, Any]:

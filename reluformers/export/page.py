@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -147,14 +147,11 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         _check_shown(exported)
         target = page / "models" / name
         target.mkdir(parents=True)
-        for file in (*_READ, *graphs, *examples):
-            if file in _READ and not (exported / file).exists():
-                continue
-            if (exported / file).resolve() != exported.resolve() / file:
-                raise ValueError(f"{exported / file}: is a link, and a page shows only what lies in the folder itself")
-            if file not in examples:
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(exported / file, target / file)
+        read = [file for file in _READ if (exported / file).exists()]
+        _check_no_links(exported, [*read, *graphs, *examples])
+        for file in (*read, *graphs):
+            (target / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(exported / file, target / file)
         examples = write_examples([exported / file for file in examples], target)
     return {
         "task": record["task"],
@@ -166,6 +163,13 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         "languages": about["languages"],
         "examples": examples if exporter.has_image_examples else about["examples"],
     }
+
+
+def _check_no_links(folder: Path, files: Iterable[str]) -> None:
+    """Refuse links: a page shows only what lies in the folder itself."""
+    for file in files:
+        if (folder / file).resolve() != folder.resolve() / file:
+            raise ValueError(f"{folder / file}: is a link, and a page shows only what lies in the folder itself")
 
 
 def _check_shown(exported: Path) -> None:
