@@ -16,8 +16,9 @@ from filelock import FileLock
 from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
+from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.files import replace_directory, write_json
-from reluformers.saved_models import RESULTS_FILE
+from reluformers.saved_models import CARD_FILE, RESULTS_FILE
 
 from .averaging import load_average
 from .callbacks import GiveBackMemory
@@ -185,6 +186,10 @@ def save_run(run: Run, trainer: TaskTrainer, scores: dict[str, Any], seconds: fl
     trainer.save_model(str(unfinished))
     if not run.is_first:
         return results
+    for name in (EVALUATION_FILE, CARD_FILE):  # They describe the weights that are replaced now.
+        if (run.output_dir / name).exists():
+            (run.output_dir / name).replace(run.output_dir / f"{name}.old")
+            run.report(f"{run.output_dir / name}: is of the model before, and renamed to {name}.old")
     # The arguments are in the recipe, without this machine's paths.
     (unfinished / "training_args.bin").unlink(missing_ok=True)
     for path in sorted(unfinished.iterdir()):

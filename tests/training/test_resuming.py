@@ -88,10 +88,15 @@ def test_other_data_are_refused_by_name(files, finished, tmp_path, named, split,
 
 def test_what_may_change_takes_effect(files, finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "run")
+    for name in ("README.md", "evaluation.json"):
+        (tmp_path / "run" / name).write_text("of the shorter training")
     options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
     train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
     steps = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
     assert steps == {f"checkpoint-{step}" for step in (3, 6, 8, 10, 12)}
+    for name in ("README.md", "evaluation.json"):  # No card and no comparison shows the old scores for the new weights.
+        assert not (tmp_path / "run" / name).exists()
+        assert (tmp_path / "run" / f"{name}.old").read_text() == "of the shorter training"
     logs = training_logs(tmp_path / "run")
     assert [entry["step"] for entry in logs] == [1, 2, 3, 4, 5, 6, 9, 12]
     # the schedule is that of the new length: 5e-3 · (1 − updates before / 12)
