@@ -11,10 +11,10 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from reluformers.conversion.weights import read_weights
-from reluformers.files import atomic_directory
+from reluformers.files import atomic_directory, read_json
 from reluformers.saved_models import check_finite, check_is_one_model
 
 from .checkpoints import TRAINING_FILES, check_model, checkpoints_of
@@ -80,6 +80,11 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
         shapes = [{name: weight.shape for name, weight in weights.items()} for weights in (sums, last)]
         if folder is not folders[0] and shapes[0] != shapes[1]:
             raise ValueError(f"{folder}: holds other tensors than {folders[0]}")
+        # Tensors of the same shapes may belong to another attention. Another version of a library may add fields.
+        config, first = (read_json(one / CONFIG_NAME) for one in (folder, folders[0]))
+        shared = config.keys() & first.keys() - {"transformers_version"}
+        if differing := sorted(name for name in shared if config[name] != first[name]):
+            raise ValueError(f"{folder}: is of another model than {folders[0]}, by {', '.join(differing)}")
         for name, weight in last.items():
             wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
             sums[name] = sums[name] + wide if name in sums else wide

@@ -26,7 +26,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-OTHERS = {"config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
+OTHERS = {"generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
 
 
 def checkpoint(folder: Path, seed: int, shard_bytes: int = 1000) -> Path:
@@ -35,7 +35,8 @@ def checkpoint(folder: Path, seed: int, shard_bytes: int = 1000) -> Path:
     save_torch_state_dict(tensors(seed), folder, max_shard_size=shard_bytes)
     for name in OTHERS:
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps({"model_type": "marian", "of": f"{name} of {seed}"}))
+        (folder / name).write_text(json.dumps({"of": f"{name} of {seed}"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "marian", "transformers_version": f"5.{seed}"}))
     for name in ("optimizer.pt", "rng_state_0.pth", "trainer_state.json"):
         (folder / name).write_text("training")
     return folder
@@ -64,7 +65,7 @@ def test_floats_are_averaged_and_all_else_comes_from_the_last(tmp_path, last_sha
     output = average_checkpoints(folders, tmp_path / "average")
     assert_same(load_file(output / "model.safetensors"), expected_mean([0, 1, 2]))
     files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
-    assert files == {MARK, "model.safetensors", *OTHERS}
+    assert files == {MARK, "model.safetensors", "config.json", *OTHERS}
     for name in OTHERS:
         assert f"{name} of 2" in (output / name).read_text()
 
@@ -90,11 +91,16 @@ def with_change(**changes):
     return change
 
 
+def of_another_model(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "bart"}))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(
     "damage",
     [
         cut_short,
+        of_another_model,
         with_change(scale=None),
         with_change(extra=torch.ones(2)),
         with_change(weight=torch.ones(4, 3)),
