@@ -26,6 +26,12 @@ _SETTINGS = ("preprocessor_config.json", "generation_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Beside graphs and images the page reads these files; no others of the folder become public.
 _READ = ("config.json", *_SETTINGS, *_TOKENIZER, *(f"target_tokenizer/{name}" for name in _TOKENIZER))
+# Of generation_config.json, the page follows these settings, or they change no token of its search.
+_SEARCH = (
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "num_beams", "length_penalty"),
+    *("early_stopping", "max_length", "max_new_tokens", "renormalize_logits", "use_cache", "transformers_version"),
+    "_from_model_config",
+)
 _PLAIN_NAME = re.compile(r"\w[\w .,()+=@-]*")
 
 
@@ -176,8 +182,7 @@ def _check_shown(exported: Path) -> None:
     """Refuse a model that the page would compute otherwise than PyTorch does."""
     settings = {name: read_json(exported / name) for name in _SETTINGS if (exported / name).is_file()}
     images, search = (settings.get(name, {}) for name in _SETTINGS)
-    names = ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens")
-    otherwise = [name for name in names if search.get(name)]
+    otherwise = [name for name, value in search.items() if value and name not in _SEARCH]
     if isinstance(search.get("eos_token_id"), list):
         otherwise.append("eos_token_id")
     if images.get("do_center_crop") or "shortest_edge" in (images.get("size") or {}):

@@ -120,6 +120,7 @@ def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
         ("preprocessor_config.json", {"do_center_crop": True}),
         ("preprocessor_config.json", {"resample": 0}),
         ("generation_config.json", {"forced_bos_token_id": 7}),
+        ("generation_config.json", {"bad_words_ids": [[3]]}),
         ("tokenizer_config.json", {}),
     ],
 )
