@@ -94,7 +94,7 @@ def test_what_may_change_takes_effect(files, finished, tmp_path):
     train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
     steps = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
     assert steps == {f"checkpoint-{step}" for step in (3, 6, 8, 10, 12)}
-    for name in ("README.md", "evaluation.json"):  # No card and no comparison shows the old scores for the new weights.
+    for name in ("README.md", "evaluation.json"):  # Otherwise the old scores would pass for those of the new weights.
         assert not (tmp_path / "run" / name).exists()
         assert (tmp_path / "run" / f"{name}.old").read_text() == "of the shorter training"
     logs = training_logs(tmp_path / "run")
