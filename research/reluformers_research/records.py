@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class RunRecord:
             **{metric + _COUNTS: rows.astype(np.int64).tolist() for metric, rows in self.counts.items()},
             "translations": lines,
         }
-        _write(folder / f"{self.name}.parquet", pa.Table.from_pylist([row], _schema(row["task"])))
+        _write({folder / f"{self.name}.parquet": pa.Table.from_pylist([row], _schema(row["task"]))})
 
     @classmethod
     def _of(cls, row: pa.Table, path: Path) -> "RunRecord":
@@ -178,15 +179,17 @@ def gather(source: Path, folder: Path) -> int:
         column = pa.array([table_rows.get(row_key(recipe), [])], schema.field("tables").type)
         row = row.set_column(row.column_names.index("tables"), schema.field("tables"), column)
         rows.setdefault(recipe.task, []).append(row.select(schema.names).cast(schema))
+    files: dict[Path, pa.Table] = {}
     for task, of_task in rows.items():
         table = pa.concat_tables(of_task).combine_chunks()
         prefix = task.replace("-", "_")
         shards = math.ceil(table.nbytes / _SHARD_BYTES)
         size = math.ceil(table.num_rows / shards)
-        paths = [folder / f"{prefix}-{shard:05}.parquet" for shard in range(shards)]
-        for shard, path in enumerate(paths):
-            _write(path, table.slice(shard * size, size))
-        for path in set(folder.glob(f"{prefix}-{_SHARD}.parquet")) - set(paths):
+        for shard in range(shards):
+            files[folder / f"{prefix}-{shard:05}.parquet"] = table.slice(shard * size, size)
+    _write(files)
+    for task in rows:
+        for path in set(folder.glob(f"{task.replace('-', '_')}-{_SHARD}.parquet")) - files.keys():
             path.unlink()
     return len(stored)
 
@@ -220,22 +223,20 @@ def _schema(task: str) -> pa.Schema:
     )
 
 
-def _write(path: Path, table: pa.Table) -> None:
-    encodings = {
-        f"{name}.list.element.list.element": "BYTE_STREAM_SPLIT"
-        for name in table.column_names
-        if name.endswith(_COUNTS)
-    }
-    with atomic_write(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            compression_level=9,
-            use_dictionary=False,
-            column_encoding=encodings,
-            use_content_defined_chunking=_CHUNKS,
-        )
+def _write(files: dict[Path, pa.Table]) -> None:
+    """Write all files or none: beside a new file, an old one may lack the runs that have moved between the two."""
+    with ExitStack() as stack:
+        for path, table in files.items():
+            names = (name for name in table.column_names if name.endswith(_COUNTS))
+            pq.write_table(
+                table,
+                stack.enter_context(atomic_write(path)),
+                compression="zstd",
+                compression_level=9,
+                use_dictionary=False,
+                column_encoding={f"{name}.list.element.list.element": "BYTE_STREAM_SPLIT" for name in names},
+                use_content_defined_chunking=_CHUNKS,
+            )
 
 
 def _stored(*folders: Path) -> dict[str, pa.Table]:

@@ -147,6 +147,29 @@ def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
     assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
 
 
+def test_a_full_disk_loses_no_gathered_run(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("reluformers_research.records._SHARD_BYTES", 80_000)
+    for name in ("z1", "z2", "z3", "z4"):
+        replace(save_run(table, tmp_path / "runs", "one", 1, 0.5), name=name).save(tmp_path / "first")
+    gather(tmp_path / "first", tmp_path / "gathered")
+    for name in ("a1", "a2"):  # They move others into the second file.
+        replace(load_records(tmp_path / "runs")[0], name=name).save(tmp_path / "second")
+    before = {record.name for record in load_records(tmp_path / "gathered")}
+    written = []
+
+    def write(*arguments, **options):
+        written.append(arguments)
+        if len(written) > 1:
+            raise OSError("No space left on device")
+        write_table(*arguments, **options)
+
+    write_table = pq.write_table
+    monkeypatch.setattr(pq, "write_table", write)
+    with pytest.raises(OSError, match="No space"):
+        gather(tmp_path / "second", tmp_path / "gathered")
+    assert before <= {record.name for record in load_records(tmp_path / "gathered")}
+
+
 def test_two_runs_of_a_name_are_refused(table, tmp_path):
     record = save_run(table, tmp_path / "a", "one", 1, 0.5)
     gather(tmp_path / "a", tmp_path / "b")
