@@ -25,6 +25,10 @@ class EndpointHandler(RequestHandler):
         "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
     }
 
+    def check_parameters(self, parameters: Any) -> dict[str, Any]:
+        """Let nothing be cut unasked, because the warning would reach the log alone and not the sender."""
+        return {"truncation": False, **super().check_parameters(parameters)}
+
     def read(self, inputs: list[Any]) -> list[Any]:
         """Refuse texts that are too long; the pipeline checks the rest."""
         if any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
