@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
+from builders.image_runs import write_images
 from builders.models import all_presets
 from builders.pictures import picture
 from builders.saved_models import TEXTS, disturb, save_classifier, save_translator
@@ -108,10 +109,12 @@ def test_images(preset, tmp_path):
     picture().save(folder / "mine.py", format="PNG")
     write_json(folder / "results.json", {"examples": [{"src": "mine.py"}]})
     model = disturb(folder, AutoModelForImageClassification, attn_implementation="eager")
-    record = export_onnx(folder, tmp_path / "onnx", attentions=True)
+    rows = {"data": write_images(tmp_path, "test", 6, ["cat", "dog", "horse"])}
+    record = export_onnx(folder, tmp_path / "onnx", attentions=True, data=rows)
     assert record["about"]["examples"] == ["example_1.png"]
     assert not (tmp_path / "onnx" / "mine.py").exists()
     assert record["precisions"]["fp32"]["differing_drawn"] == {"class": 0}
+    assert record["precisions"]["fp32"]["answers"]["class"]["differing"] == 0
     pixels = torch.randn(3, 3, 8, 12, generator=torch.manual_seed(4))
     with torch.no_grad():
         wanted = model(pixels, output_attentions=True)
