@@ -8,7 +8,7 @@ ARG TORCH_INDEX
 RUN pip install --no-cache-dir torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
     && pip install --no-cache-dir --constraint /wheels/constraints.txt "$(echo /wheels/*.whl)[serve]"
 ARG MODEL=models/tatoeba-en-de
-COPY ${MODEL} /model
+COPY --chown=65534 ${MODEL} /model
 USER 65534
 ENV HF_HUB_OFFLINE=1 HF_HOME=/tmp OMP_WAIT_POLICY=PASSIVE
 EXPOSE 8080
