@@ -93,7 +93,7 @@ typedef struct {
 typedef struct {  // A rule of the search holds for rows of first_length tokens or more, and of fewer than last_length.
   const int32_t *tokens;
   int64_t count, first_length, last_length;
-  int64_t is_forced;  // A forced rule of the search allows only its tokens next; any other rule forbids its tokens.
+  int64_t is_forced;  // A forced rule of the search allows only its one token next; any other rule forbids its tokens.
 } Rule;
 
 enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
@@ -819,11 +819,7 @@ static void find_best_tokens(const Search *search, const Work *work, int64_t row
   for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
     if (rule->is_forced && rule->first_length <= length && length < rule->last_length) forced = rule;
   if (forced) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < min_of(forced->count, number); ++i) {
-        work->best[r * number + i] = search->is_renormalized ? -logf((float)forced->count) : 0;
-        work->best_tokens[r * number + i] = forced->tokens[i];
-      }
+    for (int64_t r = 0; r < rows; ++r) work->best[r * number] = 0, work->best_tokens[r * number] = *forced->tokens;
     return;
   }
   Input input = input_of(work, map, work->y, work->width, rows);

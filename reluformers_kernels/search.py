@@ -122,8 +122,8 @@ def search(
     if model._is_replaced():
         raise Unknown("a method of the search is replaced")
     check_asks_for_tokens(generation_config, model_kwargs)
-    options = find_options(model, logits_processor, stopping_criteria, generation_config)
     translator = Translator.of(model)
+    options = find_options(model, logits_processor, stopping_criteria, generation_config)
     outputs = model_kwargs["encoder_outputs"]
     mask = model_kwargs.get("attention_mask")
     states = outputs[0]
@@ -315,10 +315,10 @@ def read_search_rules(logits_processor: LogitsProcessorList) -> tuple[list[tuple
             raise Unknown(f"{type(processor).__name__} behind a LogitNormalization")
         if type(processor) is ForcedBOSTokenLogitsProcessor:
             rules.append(([processor.bos_token_id], 1, 2, True))
-        elif type(processor) is ForcedEOSTokenLogitsProcessor:
+        # Several forced tokens have equal scores, whose order in beams is that of PyTorch's topk.
+        elif type(processor) is ForcedEOSTokenLogitsProcessor and len(processor.eos_token_id) == 1:
             length = processor.max_length
-            # transformers forces the first of several end tokens.
-            rules.append((sorted(processor.eos_token_id.tolist()), length - 1, length, True))
+            rules.append((processor.eos_token_id.tolist(), length - 1, length, True))
         elif type(processor) is MinLengthLogitsProcessor:
             rules.append((processor.eos_token_id.tolist(), 0, processor.min_length, False))
         elif type(processor) is MinNewTokensLengthLogitsProcessor:

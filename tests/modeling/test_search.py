@@ -375,6 +375,10 @@ def with_another_head(model):
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
 
 
+def with_head_of_two_modules(model):
+    model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Linear(VOCABULARY, VOCABULARY))
+
+
 def with_other_words_forbidden(model):
     tokens = model.generate(**draw_sources(8), max_new_tokens=8)
     model.generation_config.suppress_tokens = [int(tokens[0, 1])]
@@ -393,6 +397,7 @@ def with_another_config_of_a_side(model):
         with_another_module,
         with_another_field,
         with_another_head,
+        with_head_of_two_modules,
         with_another_eps,
         with_other_words_forbidden,
         with_another_config_of_a_side,
@@ -488,6 +493,7 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
         {"repetition_penalty": 1.5},
         {"bad_words_ids": [[7], [8, 9]]},
         {"min_length": 4, "forced_eos_token_id": 2},  # where one forbids what another forces, their order counts
+        {"forced_eos_token_id": [2, 9]},  # equal scores, whose order is that of torch.topk
         {"max_time": 60.0},
         {"use_cache": False},
         {"cache_implementation": "static"},
