@@ -144,7 +144,7 @@ class Translator:
         if model.training or torch.is_grad_enabled() or is_watched():
             raise Unknown("the model is in training mode, or gradients or operators are recorded")
         if torch.is_autocast_enabled("cpu") or _is_torch_changed():
-            raise Unknown("autocast, a default dtype or device, or a hook of every module")
+            raise Unknown("autocast, a default dtype or device, a mode, or a hook of every module")
         try:
             translator = vars(model).get(_KEPT)
             if translator is None or not translator.is_current(model):
@@ -592,10 +592,11 @@ def _fields_of(model: nn.Module) -> list[Any]:
 
 
 def _is_torch_changed() -> bool:
-    """Whether tensors are made elsewhere or otherwise than here, or every module is looked at."""
-    is_moved = torch.get_default_dtype() != torch.float32 or torch.get_default_device().type != "cpu"
+    """Whether tensors are made otherwise than here, or a mode changes functions, or every module is looked at."""
+    # A default device is a mode, too.
+    is_changed = torch.get_default_dtype() != torch.float32 or torch._C._len_torch_function_stack() > 0
     hooks = nn.modules.module
-    return is_moved or bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
+    return is_changed or bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
 def _check_shapes(model: nn.Module) -> None:

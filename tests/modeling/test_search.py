@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from builders.models import build_model
@@ -466,6 +467,25 @@ def test_a_new_field_may_be_neutral(monkeypatch):
     model.model.decoder.layers[0].cross_attn.attention.temperature = 1.0
     with torch.no_grad():
         decoder.Translator.of(model)
+
+
+class WithoutNegatives(TorchFunctionMode):
+    """Linear maps of another kind, as a simulated quantisation is one."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        return output.relu() if function is torch.nn.functional.linear else output
+
+
+@needs_code
+def test_a_mode_that_changes_functions_is_heard():
+    model = trained_like("reluformer")
+    batch = draw_sources()
+    plain = by_compiled_code(model, batch, max_new_tokens=8)
+    with WithoutNegatives():
+        found = model.generate(**batch, max_new_tokens=8)
+        assert torch.equal(found, by_transformers(model, batch, max_new_tokens=8))
+    assert not torch.equal(found, plain)
 
 
 @needs_code
