@@ -265,13 +265,11 @@ def find_options(
     if any(is_forced and banned.intersection(tokens) for tokens, *_, is_forced in rules):
         raise Unknown("a token that is forced and forbidden")
     ends = []
-    max_length = config.max_length
     for criterion in stopping_criteria:
-        if type(criterion) is EosTokenCriteria:
-            ends += criterion.eos_token_id.tolist()
-        elif type(criterion) is MaxLengthCriteria:
-            max_length = min(max_length, criterion.max_length)
-        else:
+        # A caller's criterion takes the place of the configuration's, but transformers' beams read the latter.
+        if type(criterion) is EosTokenCriteria and criterion.eos_token_id is config._eos_token_tensor:
+            ends = criterion.eos_token_id.tolist()
+        elif type(criterion) is not MaxLengthCriteria or criterion.max_length != config.max_length:
             raise Unknown(type(criterion).__name__)
     # A search by another length penalty puts its method on the model, with its `penalty_offset`.
     finishing = vars(model).get("_update_finished_beams")
@@ -290,7 +288,7 @@ def find_options(
     return SearchOptions(
         beams,
         config.num_return_sequences if beams > 1 else 1,
-        max_length,
+        config.max_length,
         0 if padding is None else int(padding),
         ends,
         rules,

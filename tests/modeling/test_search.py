@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
 
 from builders.models import build_model
 from reluformers import quantize_int8
@@ -515,6 +515,7 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
         {"min_length": 4, "forced_eos_token_id": 2},  # where one forbids what another forces, their order counts
         {"forced_eos_token_id": [2, 9]},  # equal scores, whose order is that of torch.topk
         {"max_time": 60.0},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(3)])},
         {"use_cache": False},
         {"cache_implementation": "static"},
         {"decoder_attention_mask": torch.ones(7, 1, dtype=torch.long)},
@@ -524,6 +525,12 @@ def test_settings_that_compiled_code_does_not_see_go_on_in_pytorch():
 )
 def test_options_that_are_not_known_go_to_transformers(options):
     check_left_to_transformers(trained_like(), draw_sources(), **{"num_beams": 3, "max_new_tokens": 4, **options})
+
+
+def test_a_given_criterion_takes_the_place_of_the_options():
+    model = trained_like()
+    criteria = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(9)]), "eos_token_id": None}
+    assert model.generate(**draw_sources(), **criteria, max_new_tokens=4).shape[1] == 9
 
 
 @greedy_and_beams
