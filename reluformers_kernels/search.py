@@ -87,6 +87,7 @@ class SearchMixin(GenerationMixin):
         if tokens is None:
             tokens = super().generate(inputs, generation_config, **kwargs, **call.encode())
             call.remember()
+        _SEARCHING.source = None  # Another search in this thread may be of another source.
         return tokens
 
     def _sample(self, input_ids, **options):

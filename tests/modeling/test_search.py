@@ -22,7 +22,7 @@ from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
-from reluformers_kernels import decoder
+from reluformers_kernels import decoder, search
 from reluformers_kernels.compiled import native
 
 from .test_attention_matrix import VARIANTS
@@ -691,6 +691,18 @@ def test_states_of_the_encoder_may_be_given_beside_the_source_or_alone():
     for inputs in (batch, {"attention_mask": batch["attention_mask"]}):
         found = by_compiled_code(model, {**inputs, "encoder_outputs": states}, max_new_tokens=6)
         assert torch.equal(found, expected)
+
+
+@needs_code
+@torch.no_grad()
+def test_a_search_of_its_own_does_not_read_the_source_of_the_last_call():
+    model = trained_like("reluformer")
+    with mock.patch.object(search, "search", side_effect=search.search) as spy:
+        expected = model.generate(**draw_sources(3), max_new_tokens=6)
+    other = model.generate(**draw_sources(3, seed=1), max_new_tokens=6)
+    found = search.search(*spy.call_args.args, **spy.call_args.kwargs)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, other)
 
 
 @needs_code
