@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
@@ -12,7 +13,7 @@ from builders.commands import ON_A_FOLDER, command_on, lay_out, refusal_of
 from builders.saved_models import save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_source
-from reluformers.saved_models import load_model
+from reluformers.saved_models import check_finite, load_model
 from reluformers.translation.decoding import load_translation_model
 
 
@@ -88,3 +89,34 @@ def test_weights_that_are_not_finite_are_refused(folder, tmp_path, capsys, comma
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     lay_out(tmp_path)
     assert "not finite" in refusal_of(capsys, *command_on(folder, command, tmp_path))
+
+
+class Quantized(torch.Tensor):
+    """A weight of two tensors that knows no function, as those of torchao know few."""
+
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape)
+
+    def __init__(self, numbers, scale):
+        self.numbers = numbers
+        self.scale = scale
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def test_quantized_weights_are_read_by_their_parts():
+    scale = torch.ones(3)
+    weights = {"weight": Quantized(torch.ones(3, 2, dtype=torch.int8), scale), "empty": torch.empty(0)}
+    check_finite(weights, "folder")
+    scale[1] = float("inf")
+    with pytest.raises(ValueError, match="weight holds"):
+        check_finite(weights, "folder")
