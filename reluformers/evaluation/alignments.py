@@ -54,7 +54,7 @@ def word_alignments(
     with observing(model, ("cross",)) as observe:
         for rows in length_batches(lengths, MAX_TOKENS):
             batch = collate([{"input_ids": source_tokens[row], "labels": target_tokens[row]} for row in rows])
-            layers = [layer.weights.clamp_min(0).cpu().mean(1) for layer in observe(batch).attention["cross"]]
+            layers = [layer.weights.clamp_min(0).cpu().mean(1) for layer in observe(batch)["cross"]]
             for row, weights in zip(rows, torch.stack(layers, dim=1), strict=True):
                 source = split_text(tokenizers[0], texts[row][0], source_tokens[row])
                 target = split_text(tokenizers[1], texts[row][1], target_tokens[row])

@@ -105,7 +105,7 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
     sums: dict[str, list[Tensor]] = {}
     with observing(model) as observe:
         for batch in batches:
-            for site, layers in observe(batch).attention.items():
+            for site, layers in observe(batch).items():
                 counts = [count_rows(rows) for rows in layers]
                 sums[site] = [
                     old + count for old, count in zip(sums.get(site, [0] * len(counts)), counts, strict=True)

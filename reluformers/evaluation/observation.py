@@ -84,17 +84,11 @@ class Rows:
         return torch.special.entr(self.shares).sum(-1)
 
 
-@dataclass
-class Observed:
-    """What a model did with one batch; `attention` has the rows of each layer of "encoder", "decoder", …, by site."""
-
-    inputs: Batch
-    logits: Tensor
-    attention: dict[str, list[Rows]]
+Attention = dict[str, list[Rows]]  # "encoder", "decoder", … → rows of each layer
 
 
 @contextmanager
-def observing(model: PreTrainedModel, sites: Sequence[str] = _TEXT_SITES) -> Iterator[Callable[[Batch], Observed]]:
+def observing(model: PreTrainedModel, sites: Sequence[str] = _TEXT_SITES) -> Iterator[Callable[[Batch], Attention]]:
     """Put the model in evaluation mode, with the attention that returns weights, and back.
 
     Args:
@@ -131,8 +125,8 @@ def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
     return sites
 
 
-def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
-    """Run a model on one batch, and collect its logits and attention rows."""
+def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Module, Tensor], batch: Batch) -> Attention:
+    """Run a model on one batch, and collect its attention rows."""
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
     options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
     if "pixel_values" in inputs:  # Images have no padding.
@@ -155,11 +149,10 @@ def _observe(model: PreTrainedModel, sites: Sequence[str], pooled: dict[nn.Modul
             "cross": target.unsqueeze(2) & source.unsqueeze(1),
         }
         layers = {site: layer_weights(model, outputs, site) for site in sites}
-    attention = {
+    return {
         site: [Rows.of(weights, visible[site], real[site]) for weights in matrices]
         for site, matrices in layers.items()
     }
-    return Observed(inputs, outputs.logits, attention)
 
 
 def layer_weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor]:

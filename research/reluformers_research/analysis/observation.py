@@ -24,12 +24,9 @@ class Rows(observation.Rows):
     """The attention of one batch at one site and layer, with what statistics ask for beside it.
 
     Args:
-        correct: bool [batch, 1, query_len]: whether the most probable token at this position is the reference's, or
-            the class of the image the right one; None where there are no labels, and in the encoder of texts.
         values: what the weights multiply, [batch, heads, key_len, head_dim].
     """
 
-    correct: Tensor | None = None
     values: Tensor | None = None
 
 
@@ -56,7 +53,10 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], dict[str, li
             stack.callback(module.v_proj.register_forward_hook(partial(keep, module)).remove)
 
         def observe_more(batch: Batch) -> dict[str, list[Rows]]:
-            sites = _with_answers(observe(batch))
+            sites = {
+                site: [Rows(rows.weights, rows.visible, rows.real) for rows in layers]
+                for site, layers in observe(batch).items()
+            }
             for site, layers in sites.items():
                 for rows, module in zip(layers, modules.get(site, []), strict=False):
                     if module in values:
@@ -67,20 +67,6 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], dict[str, li
             return sites
 
         yield observe_more
-
-
-def _with_answers(observed: observation.Observed) -> dict[str, list[Rows]]:
-    """The rows of every site, and where there are labels whether the model is right."""
-    labels = observed.inputs.get("labels")
-    is_right = {}
-    if "pixel_values" not in observed.inputs:
-        is_right = dict.fromkeys(("decoder", "cross"), (observed.logits.argmax(-1) == labels).unsqueeze(1))
-    elif labels is not None and labels.dim() == 1:
-        is_right = dict.fromkeys(observed.attention, (observed.logits.argmax(-1) == labels)[:, None, None])
-    return {
-        site: [Rows(rows.weights, rows.visible, rows.real, correct=is_right.get(site)) for rows in layers]
-        for site, layers in observed.attention.items()
-    }
 
 
 def _split_heads(states: Tensor, rows: Rows) -> Tensor:  # [batch, length, width] → [batch, heads, length, head_dim]

@@ -70,7 +70,7 @@ def count_all(rows: Rows) -> dict[str, Tensor]:
                     log H (nothing in common). p of a null row puts all its mass on a dummy key. Queries with a
                     negative weight in any head are left out.
 
-    See also `count_right_and_wrong` and `count_outputs`.
+    See also `count_outputs`.
     """
     first = rows.visible.float().argmax(-1, keepdim=True).expand(*rows.row_sums.shape, 1)
     has_choice = rows.spread & (rows.key_counts > 1)
@@ -80,8 +80,6 @@ def count_all(rows: Rows) -> dict[str, Tensor]:
         "sink": sums_by_head(has_choice, rows.shares.gather(-1, first).squeeze(-1) * has_choice),
         "head_diversity": _count_divergences(rows),
     }
-    if rows.correct is not None:
-        sums |= count_right_and_wrong(rows, rows.correct)
     if rows.values is not None:
         sums |= count_outputs(rows, rows.values)
     return sums
@@ -90,23 +88,6 @@ def count_all(rows: Rows) -> dict[str, Tensor]:
 def count_shuffled(rows: Rows) -> dict[str, Tensor]:
     """`null_rate` of targets that belong to other sources (ReLA fig. 6, dashed)."""
     return {"null_rate.shuffled": sums_by_head(rows.real, rows.null)}
-
-
-def count_right_and_wrong(rows: Rows, correct: Tensor) -> dict[str, Tensor]:
-    """Rows at places where the model, given the reference so far, is right, and where it is wrong.
-
-    NAME.right, NAME.wrong   `row_sum` and `entropy` over the rows of such places
-    accuracy                 share of the places that are right, in [0, 1]
-
-    Right: the most probable token is the reference's; of images, the class. Weights that nothing normalises may add
-    rivals up where softmax has to choose; ours, no paper's.
-    """
-    sums = {"accuracy": sums_by_head(rows.real, rows.real & correct)}
-    for name, chosen in (("right", correct), ("wrong", ~correct)):
-        counted = rows.real & chosen
-        sums[f"row_sum.{name}"] = sums_by_head(counted, rows.row_sums * counted)
-        sums[f"entropy.{name}"] = sums_by_head(rows.spread & chosen, rows.entropies * chosen)
-    return sums
 
 
 def count_outputs(rows: Rows, values: Tensor) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset, load_dataset
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from reluformers.errors import run_main
 
@@ -87,15 +87,10 @@ def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
     return splits
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> ByteLevelBPETokenizer:
     """Byte-level BPE with `END` as token 0."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size, min_frequency=0, special_tokens=[END], show_progress=False)
     return tokenizer
 
 
