@@ -195,7 +195,7 @@ class TableReport:
         text = f"**{verdict.verdict}** {self.difference_text(verdict.difference, measure)}"
         text += "".join(f", {note}" for note in verdict.notes)
         if verdict.found_from is not None:
-            text += f", found from {self._form(measure)(verdict.found_from)}"
+            text += f", found from {self._form(measure)(verdict.found_from)}".replace("-", "−")
         return text
 
     def difference_text(self, difference: Difference | RankDifference, measure: str) -> str:

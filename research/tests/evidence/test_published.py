@@ -35,7 +35,8 @@ def test_every_record_is_of_a_row_that_the_page_shows(evidence, recipes):
         if record.evaluation is not None:
             for metric, counts in record.counts.items():
                 if metric == LOSS != task_named(record.recipe["task"]).main_metric:  # of the validation set
-                    assert mean_nats(counts.sum(0)) == pytest.approx(record.results["validation_loss"], abs=1e-4)
+                    # A run in bfloat16 measures its loss in it, and that of each row in float32.
+                    assert mean_nats(counts.sum(0)) == pytest.approx(record.results["validation_loss"], abs=1e-3)
                     continue
                 assert len(counts) == record.evaluation.data.rows
                 score = record.evaluation.scores[metric].value

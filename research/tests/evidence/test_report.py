@@ -32,7 +32,7 @@ def test_two_rates_are_too_few(evidence):
 
 @pytest.mark.parametrize(
     ("name", "margin"),
-    [("rela/t3", 0.0211), ("reluformer/t2", 0.0425), ("reluformer/t4", 0.0352), ("reluformer/t6", 0.0352)],
+    [("rela/t3", 0.0211), ("reluformer/t2", 0.0425), ("reluformer/t4", 0.0349), ("reluformer/t6", 0.0352)],
 )
 def test_the_margin_is_of_the_schedule(evidence, name, margin):
     """Nats that half a BLEU goes with over the rows of each; two rows take those of the largest schedule."""
