@@ -16,7 +16,7 @@ from .tasks import task_named
 
 LEVEL = 0.05  # of verdicts
 LEAST_ROWS = 4  # of a schedule, to say how the score falls with the loss
-# metric → nats that go with one of it where rows are fewer: those of the published schedules with the most rows
+# metric → nats that go with one of it where rows are fewer: about those of the published schedules with the most rows
 NATS = {"bleu": 1 / 14.2, "accuracy": 1 / 0.36}
 # what may differ between rows whose seeds are those of the same batches in the same order
 _FREE = {"training": ("seed", "learning_rate", "lr_scheduler_kwargs", "bf16"), "data": ("scale_length_percentile",)}
